@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tokenizers import Regex, Tokenizer, normalizers
+
+from minidsv41 import paths
 
 LONE_SPACE = "\ue000"  # stands in for a token that is one space while the edges are stripped
 
@@ -44,3 +48,10 @@ def token_map(tokenizer: Tokenizer) -> list[int]:
             raise ValueError(f"token id {token_id} is missing: a tokenizer of {size} tokens must use ids 0..{size - 1}")
         result.append(compressed.setdefault(spelling(tokenizer, token_id), len(compressed)))
     return result
+
+
+def load_tokenizer(path: Path | None = None) -> Tokenizer:
+    """Read a tokenizer.json (default: the course's own). Text that spells a special token stays text."""
+    tokenizer = Tokenizer.from_file(str(path or paths.tokenizer_path()))
+    tokenizer.encode_special_tokens = True
+    return tokenizer
