@@ -213,9 +213,7 @@ class ModelConfig:
         stored = raw.get("quantization_config", {})
         for name, value in QUANTIZATION.items():
             if stored.get(name, value) != value:
-                raise ConfigError(
-                    f"quantization_config.{name} = {stored[name]!r}: only {value!r} is implemented"
-                )
+                raise ConfigError(f"quantization_config.{name} = {stored[name]!r}: only {value!r} is implemented")
         names = {f.name for f in fields(cls)}
         needed = names - {"qat", "rope_scaling", "initializer_range", *TOP_LEVEL}
         if missing := sorted(needed - text.keys()):
@@ -223,9 +221,7 @@ class ModelConfig:
         kept = {k: v for k, v in text.items() if k in names}
         if kept.get("rope_scaling") is not None:
             known = {f.name for f in fields(RopeScaling)}
-            kept["rope_scaling"] = RopeScaling(
-                **{k: v for k, v in kept["rope_scaling"].items() if k in known}
-            )
+            kept["rope_scaling"] = RopeScaling(**{k: v for k, v in kept["rope_scaling"].items() if k in known})
         return cls(**kept)
 
     @classmethod
@@ -294,9 +290,7 @@ def check_widths(c: ModelConfig, need) -> None:
         "num_experts_per_tok",
         f"at most n_routed_experts = {c.n_routed_experts}",
     )
-    need(
-        c.rope_scaling is not None and c.rope_scaling.rope_type == "yarn", "rope_scaling", "rope_type must be 'yarn'"
-    )
+    need(c.rope_scaling is not None and c.rope_scaling.rope_type == "yarn", "rope_scaling", "rope_type must be 'yarn'")
     for name in ("image_token_id", "bos_token_id", "eos_token_id", "pad_token_id"):
         need(0 <= getattr(c, name) < c.vocab_size, name, f"a token id below vocab_size = {c.vocab_size}")
 

@@ -1,0 +1,88 @@
+"""Physical storage: pages of rows, shared by many sequences."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from minidsv41.formats import Format
+from minidsv41.ops import Rows
+
+PAGE = 64  # tokens
+
+
+class Pool:
+    """The rows of one kind and layer, in pages that an `Allocator` hands out.
+
+    Packed pools hold codes and scales of `format`; others hold values of `dtype`, rounded through
+    `format` if it is given.
+    """
+
+    def __init__(
+        self, width: int, page: int, *, format: Format | None, packed: bool, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.page, self.format, self.packed, self.dtype = page, format, packed, dtype
+        if packed:
+            codes = format.row_bytes(width) - width // format.group
+            self.data = torch.zeros(0, codes, dtype=torch.uint8, device=device)
+            self.scales = torch.zeros(0, width // format.group, dtype=torch.uint8, device=device)
+        else:
+            self.data, self.scales = torch.zeros(0, width, dtype=dtype, device=device), None
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one stored row, from the tensors themselves."""
+        tensors = [self.data] if self.scales is None else [self.data, self.scales]
+        return sum(t.shape[1] * t.element_size() for t in tensors)
+
+    def grow(self, pages: int) -> None:
+        """Make room for `pages` pages in all."""
+        missing = pages * self.page - len(self.data)
+        if missing > 0:
+            self.data = torch.cat([self.data, self.data.new_zeros(missing, self.data.shape[1])])
+            if self.scales is not None:
+                self.scales = torch.cat([self.scales, self.scales.new_zeros(missing, self.scales.shape[1])])
+
+    def write(self, at: Tensor, values: Tensor) -> None:
+        """Store values [n, D] at physical rows at [n]."""
+        if self.packed:
+            self.data[at], self.scales[at] = self.format.encode(values)
+        else:
+            self.data[at] = self.format.fake_quant(values) if self.format else values
+
+    def rows(self, table: Tensor) -> Rows:
+        """The pool as seen through a page table [S, P]."""
+        if self.packed:
+            return Rows(self.data, table, self.page, self.scales, self.format, self.dtype)
+        return Rows(self.data, table, self.page)
+
+
+class CacheFull(RuntimeError):
+    """No page is free and the cache may not grow."""
+
+
+class Allocator:
+    """Page numbers for a group of pools that share their tables; grows by doubling, up to `limit` pages."""
+
+    def __init__(self, pools: list[Pool], *, limit: int | None = None) -> None:
+        self.pools, self.limit = pools, limit
+        self.free: list[int] = []
+        self.pages = 0
+
+    def take(self) -> int:
+        """A free page. Raises CacheFull at the limit."""
+        if not self.free:
+            if self.limit is not None and self.pages >= self.limit:
+                raise CacheFull(
+                    f"all {self.limit} pages of {PAGE} tokens are in use: release a sequence or raise the limit"
+                )
+            more = max(8, 2 * self.pages)
+            more = more if self.limit is None else min(more, self.limit)
+            for pool in self.pools:
+                pool.grow(more)
+            self.free = list(range(more - 1, self.pages - 1, -1))
+            self.pages = more
+        return self.free.pop()
+
+    def give(self, page: int) -> None:
+        self.free.append(page)

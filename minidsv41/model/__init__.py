@@ -1,0 +1,6 @@
+"""The network in plain PyTorch. Start with transformer.py."""
+
+from minidsv41.model.keys import Keys, SequenceKeys
+from minidsv41.model.transformer import Model, Output
+
+__all__ = ["Keys", "Model", "Output", "SequenceKeys"]

@@ -1,0 +1,97 @@
+"""Mixture of experts: sqrt-softplus router, bias for the choice only, clamped SwiGLU (backbone spec §2)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minidsv41.config import ModelConfig
+from minidsv41.model.norm import wide
+
+
+class Gate(nn.Module):
+    """Scores the experts. `bias` (text) and `bias_vl` (image positions) decide who is chosen, not the weight."""
+
+    def __init__(self, config: ModelConfig, experts: int, chosen: int) -> None:
+        super().__init__()
+        self.chosen, self.scale = chosen, config.routed_scaling_factor
+        self.weight = nn.Parameter(torch.empty(experts, config.hidden_size))
+        self.bias = nn.Parameter(torch.zeros(experts), requires_grad=False)
+        self.bias_vl = nn.Parameter(torch.zeros(experts), requires_grad=False)
+
+    def forward(self, x: Tensor, image_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """x [T, C] -> ids [T, K] ascending, weights [T, K] (scaled, sum 1.5), scores [T, E]."""
+        logits = F.linear(x.to(wide(x.dtype)), self.weight.to(wide(x.dtype)))
+        scores = F.softplus(logits).sqrt()
+        bias = self.bias if image_mask is None else torch.where(image_mask[:, None], self.bias_vl, self.bias)
+        ids = (scores.detach() + bias).topk(self.chosen, -1).indices.sort(-1).values
+        chosen = scores.gather(1, ids)
+        return ids, chosen / (chosen.sum(-1, keepdim=True) + 1e-20) * self.scale, scores
+
+
+def swiglu(gate: Tensor, up: Tensor, limit: float, weight: Tensor | None = None) -> Tensor:
+    """silu(gate) * up * weight: gate clamped from above, up on both sides; weight [T, 1] before the down map."""
+    dtype = gate.dtype
+    gate, up = gate.to(wide(dtype)).clamp(max=limit), up.to(wide(dtype)).clamp(-limit, limit)
+    h = F.silu(gate) * up
+    return (h if weight is None else h * weight).to(dtype)
+
+
+class Experts(nn.Module):
+    """All routed experts, stacked: w1 (gate) and w3 (up) [E, I, C], w2 (down) [E, C, I]."""
+
+    def __init__(self, config: ModelConfig, experts: int) -> None:
+        super().__init__()
+        wide_, deep = config.hidden_size, config.moe_intermediate_size
+        self.limit = config.swiglu_limit
+        self.w1 = nn.Parameter(torch.empty(experts, deep, wide_))
+        self.w2 = nn.Parameter(torch.empty(experts, wide_, deep))
+        self.w3 = nn.Parameter(torch.empty(experts, deep, wide_))
+
+    def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """x [T, C], ids and weights [T, K] -> [T, C] in the wide type: every expert runs once on its own rows."""
+        count = len(self.w1)
+        order = ids.flatten().argsort(stable=True)  # [T * K] by expert
+        row = order // ids.shape[1]
+        sizes = ids.flatten().bincount(minlength=count).tolist()
+        xs, ws = F.embedding(row, x), weights.flatten()[order, None]
+        parts = []
+        experts = zip(self.w1.unbind(), self.w2.unbind(), self.w3.unbind(), strict=True)
+        for (w1, w2, w3), x_e, w_e in zip(experts, xs.split(sizes), ws.split(sizes), strict=True):
+            if len(x_e):
+                parts.append(F.linear(swiglu(F.linear(x_e, w1), F.linear(x_e, w3), self.limit, w_e), w2))
+        out = torch.zeros(x.shape, dtype=wide(x.dtype), device=x.device)
+        return out.index_add(0, row, torch.cat(parts).to(out.dtype))
+
+
+class SharedExpert(nn.Module):
+    """The expert that every token uses, with weight 1."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.limit = config.swiglu_limit
+        self.w1 = nn.Linear(config.hidden_size, config.moe_intermediate_size, bias=False)
+        self.w2 = nn.Linear(config.moe_intermediate_size, config.hidden_size, bias=False)
+        self.w3 = nn.Linear(config.hidden_size, config.moe_intermediate_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(swiglu(self.w1(x), self.w3(x), self.limit))
+
+
+class MoE(nn.Module):
+    """Routed experts plus one shared expert."""
+
+    def __init__(self, config: ModelConfig, experts: int, chosen: int) -> None:
+        super().__init__()
+        self.gate = Gate(config, experts, chosen)
+        self.experts = Experts(config, experts)
+        self.shared_experts = SharedExpert(config)
+
+    def forward(self, x: Tensor, image_mask: Tensor | None, note) -> Tensor:
+        """x [T, C] normed input -> [T, C]."""
+        ids, weights, scores = self.gate(x, image_mask)
+        note("ffn.expert_ids", ids)
+        note("ffn.expert_weights", weights)
+        note("ffn.scores", scores)
+        return (self.experts(x, ids, weights) + self.shared_experts(x)).to(x.dtype)
