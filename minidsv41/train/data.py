@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -66,10 +67,6 @@ class Stream:
         """bool [N]: every text token and every eos is predicted and scored once; bos is given."""
         return self.tokens != BOS
 
-    def bits_per_byte(self, nats: float) -> float:
-        """`nats`: sum of -ln p over all scored tokens. eos costs bits, but adds no bytes."""
-        return nats / np.log(2) / self.text_bytes
-
 
 def stream(chosen: list[Document], tokenizer: Tokenizer) -> Stream:
     texts = [d.text for d in chosen]
@@ -85,6 +82,16 @@ class Corpus:
     validation: dict[str, Stream]
 
 
+def bits_per_byte(nats: dict[str, float], streams: dict[str, Stream]) -> dict[str, float]:
+    """`total`, and each kind: sum of -ln p over all scored tokens / ln 2 / UTF-8 bytes of the text.
+
+    eos is scored but adds no bytes: a model also pays for saying where a text ends.
+    """
+    bits = {kind: nats[kind] / math.log(2) for kind in streams}
+    total = sum(bits.values()) / sum(s.text_bytes for s in streams.values())
+    return {"total": total, **{kind: bits[kind] / s.text_bytes for kind, s in streams.items()}}
+
+
 @lru_cache
 def corpus(folder: Path | None = None, tokenizer_file: Path | None = None) -> Corpus:
     """The shipped text (or another folder of the same layout), tokenised: well under a second."""
@@ -94,16 +101,17 @@ def corpus(folder: Path | None = None, tokenizer_file: Path | None = None) -> Co
     return Corpus(stream(train, tokenizer), by_kind)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Batches:
     """Endless training batches. Batch `step` depends on (seed, step) alone, so a resumed run needs no saved state.
 
     Each epoch cuts the stream at a new random phase into windows of `length` targets and takes them in random order,
-    so that an epoch sees every token once (less than one window at either end is dropped).
-    Raises ValueError if the stream holds no two windows.
+    so that an epoch sees each token at most once, and all but fewer than two windows' worth of them.
+    Raises ValueError if the stream is shorter than two windows.
     """
 
     tokens: np.ndarray  # int64 [N]
+    _: KW_ONLY
     batch_size: int
     length: int
     seed: int
@@ -149,6 +157,8 @@ def validation_windows(source: Stream, *, length: int, batch_size: int) -> Itera
     The first window scores all its targets, each later one its second half: every scored token of the stream is
     scored exactly once, with at least `length // 2` tokens of context unless the stream begins later.
     """
+    if length < 2:
+        raise ValueError(f"length = {length}: at least 2, since half of a window is context")
     half = length // 2
     total = len(source.tokens)
     starts = np.arange(0, max(total - 1 - half, 1), half)
