@@ -68,11 +68,14 @@ def inverse(x: Tensor) -> Tensor:
     return torch.where(x > 0, 1 / x, 0)
 
 
-def lr_factor(step: int, steps: int, *, warmup: int, hold: float = 28 / 45, end: float = 40 / 45) -> float:
-    """Share of the peak rate at `step`: linear warm-up, constant, cosine to 0.1, constant (§6, as shares)."""
-    if step < warmup:
-        return (step + 1) / warmup
-    way = min(max((step / steps - hold) / (end - hold), 0.0), 1.0)
+def lr_factor(progress: float, *, warmup: float, hold: float = 28 / 45, end: float = 40 / 45) -> float:
+    """Share of the peak rate when `progress` (0 to 1) of a run is done.
+
+    Linear over `warmup`, constant until `hold`, cosine to 0.1 until `end`, constant: the shares of §6.
+    """
+    if progress < warmup:
+        return progress / warmup
+    way = min(max((progress - hold) / (end - hold), 0.0), 1.0)
     return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * way))
 
 
