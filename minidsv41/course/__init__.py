@@ -1,0 +1,1 @@
+"""What the lessons need around the model: checks, faults, figures, widgets, the workbook."""

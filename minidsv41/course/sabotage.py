@@ -1,0 +1,132 @@
+"""Run the model with one deliberate fault, and find the first place where it shows."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from minidsv41.cache import Cache
+from minidsv41.course import faults
+from minidsv41.course.language import Text, say
+from minidsv41.model import Model
+from minidsv41.ops import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One fault: what kind of slip it is, what it changes, what a user would notice, where it was reported."""
+
+    name: str
+    kind: Text
+    change: Text
+    symptom: Text
+    report: str = ""
+    apply: Callable[[], AbstractContextManager]
+
+
+class Sabotage:
+    """`with sabotage("00.wide_window") as fault: …` and the menu `sabotage.list("00")`."""
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[Fault]:
+        """Put the fault in place while the block runs. Raises KeyError that lists the names."""
+        found = {f.name: f for f in self.of(name.partition(".")[0])}
+        if name not in found:
+            raise KeyError(f"no fault {name!r}; there are {', '.join(found)}")
+        with found[name].apply():
+            yield found[name]
+
+    def of(self, lesson: str) -> tuple[Fault, ...]:
+        """Faults of one lesson. Raises KeyError with the lessons that have some."""
+        if lesson not in self.lessons():
+            raise KeyError(f"lesson {lesson!r} has no faults; there are {', '.join(self.lessons())}")
+        return importlib.import_module(f"{faults.__name__}.f{lesson}").FAULTS
+
+    def lessons(self) -> list[str]:
+        return sorted(m.name[1:] for m in pkgutil.iter_modules(faults.__path__) if m.name[0] == "f")
+
+    def list(self, lesson: str) -> None:
+        """Print the lesson's faults: name, kind, change, and the public report where there is one."""
+        for fault in self.of(lesson):
+            source = f" [{fault.report}]" if fault.report else ""
+            print(f"{fault.name:<24} {say(fault.kind)}: {say(fault.change)}{source}")
+
+
+sabotage = Sabotage()
+
+
+@contextmanager
+def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Put `make(original)` in place of `owner.name`; the original comes back in any case."""
+    original = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
+    setattr(owner, name, make(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """First stage of a trace that differs: its name, the first row (token or entry), the largest error in that row.
+
+    The error is infinite where only one side has a value.
+    """
+
+    stage: str
+    row: int
+    error: float
+
+    def __str__(self) -> str:
+        what = "only one side has a value" if self.error == float("inf") else f"off by up to {self.error:.3f}"
+        return f"first difference: {self.stage}, row {self.row}: {what}"
+
+
+def first_difference(
+    reference: Mapping[str, torch.Tensor], trace: Mapping[str, torch.Tensor], *, tolerance: float = 1e-4
+) -> Difference | None:
+    """The first stage in forward order that differs by more than `tolerance` x its scale; None if none does.
+
+    Stages that `trace` lacks are not compared; one of another shape is different from row 0 on.
+    """
+    for stage, right in reference.items():
+        found = trace.get(stage, right)
+        if found.shape != right.shape:
+            return Difference(stage, 0, float("inf"))
+        a, b = found.double(), right.double()
+        finite = b[b.isfinite()].abs()
+        scale = max(1.0, float(finite.max())) if len(finite) else 1.0
+        error = torch.where(a == b, 0.0, (a - b).abs().nan_to_num(nan=float("inf"), posinf=float("inf")))
+        error = error.reshape(len(b), -1).amax(-1) if b.numel() else error.flatten()
+        wrong = (error > tolerance * scale).nonzero()
+        if len(wrong):
+            return Difference(stage, int(wrong[0]), float(error[wrong[0]]))
+    return None
+
+
+@torch.no_grad()
+def trace_by_token(model: Model, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """`model.trace(ids)` once more, but fed one token at a time: the stages that have one row a token."""
+    cache = Cache(model.config, dtype=model.dtype)
+    state, steps = cache.new(), []
+    for token in ids:
+        batch = Batch.ragged([token[None]], [state.length])
+        keys, step = cache.keys([state], batch), {}
+        model(
+            batch,
+            keys,
+            record=lambda name, value, into=step: into.update({name: value() if callable(value) else value}),
+        )
+        keys.commit()
+        steps.append(step)
+    return {
+        name: torch.cat([step[name] for step in steps])
+        for name, first in steps[0].items()
+        if all(name in step and step[name].shape == first.shape and len(first) == 1 for step in steps)
+    }

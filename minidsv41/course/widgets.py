@@ -1,0 +1,52 @@
+"""One kind of widget for all lessons: controls, a line of text, a picture. It computes nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ipywidgets
+
+
+class View:
+    """Controls that forward to two pure functions: `text(**values)` and `picture(**values)` (PNG bytes).
+
+    `view.box` is what a cell displays. `view.set(query=40)` moves the controls from Python and returns
+    the text, so that a test (and a reader without a mouse) sees the same as the mouse does.
+    """
+
+    def __init__(
+        self,
+        controls: dict[str, ipywidgets.ValueWidget],
+        *,
+        text: Callable[..., str],
+        picture: Callable[..., bytes],
+        describe: str,
+    ) -> None:
+        self.controls = controls
+        self._text, self._picture = text, picture
+        self.readout = ipywidgets.HTML()
+        self.image = ipywidgets.Image(format="png", layout={"max_width": "700px"})
+        self.image.tooltip = describe
+        self.box = ipywidgets.VBox([ipywidgets.HBox(list(controls.values())), self.image, self.readout])
+        for control in controls.values():
+            control.observe(self._move, names="value")
+        self._move()
+
+    def values(self) -> dict[str, Any]:
+        return {name: control.value for name, control in self.controls.items()}
+
+    def set(self, **values: Any) -> str:
+        """Move controls by name. Raises KeyError for a name that is no control."""
+        for name, value in values.items():
+            self.controls[name].value = value
+        return self.readout.value
+
+    def _move(self, _change: Any = None) -> None:
+        self.readout.value = self._text(**self.values())
+        self.image.value = self._picture(**self.values())
+
+
+def slider(name: str, low: int, high: int, *, start: int, live: bool = True) -> ipywidgets.IntSlider:
+    """A whole-number slider that redraws while it moves (`live`) or when it is released."""
+    return ipywidgets.IntSlider(start, low, high, description=name, continuous_update=live, layout={"width": "420px"})
