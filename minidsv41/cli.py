@@ -55,6 +55,48 @@ def doctor(
     raise typer.Exit(doctor.exit_status(found))
 
 
+@app.command()
+def ledger(
+    preset: Annotated[str, typer.Option(help="toy, small, geometry or flash.")] = "flash",
+    config: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="A config.json instead.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print values, units and formulas as JSON.")] = False,
+) -> None:
+    """Print a model's books: bytes, parameters, checkpoint, FLOPs and memory traffic, with their formulas."""
+    from json import dumps
+
+    from rich.console import Console
+
+    from minidsv41.config import ModelConfig
+    from minidsv41.ledger.books import as_json
+    from minidsv41.ledger.page import print_books
+
+    c = ModelConfig.from_json(config) if config else ModelConfig.preset(preset)
+    if json:
+        typer.echo(dumps(as_json(c), indent=1))
+    else:
+        print_books(c, Console())
+
+
+@app.command()
+def parity(
+    folder: Annotated[Path, typer.Argument(help="A folder laid out like tests/golden/v41_tiny.")],
+    json: Annotated[bool, typer.Option("--json", help="Print every comparison as JSON.")] = False,
+) -> None:
+    """Compare the model with reference traces, stage by stage. Exit status 1 if any stage differs."""
+    from rich.console import Console
+
+    from minidsv41 import parity
+
+    status = Console(stderr=True)
+    with status.status("loading") as progress:
+        rows = parity.parity(folder, progress=progress.update)
+    if json:
+        typer.echo(parity.to_json(rows))
+    else:
+        parity.show(rows, Console())
+    raise typer.Exit(any(r.verdict == "FAIL" for r in rows))
+
+
 lesson = typer.Typer(help="The learner's copies of the lessons.", no_args_is_help=True)
 app.add_typer(lesson, name="lesson")
 Into = Annotated[Path, typer.Option("--into", help="The folder of the copies.")]

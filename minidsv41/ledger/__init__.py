@@ -1,0 +1,1 @@
+"""The books of one model: bytes, parameters, FLOPs, memory traffic. Arithmetic only."""

@@ -1,0 +1,46 @@
+"""The books as tables on a console."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from minidsv41.config import ModelConfig
+from minidsv41.ledger.books import Book, books
+from minidsv41.ledger.line import Line, plain
+
+SCALES = {
+    "B": (("GB", 10**9), ("MB", 10**6)),
+    "FLOP": (("GFLOP", 10**9), ("MFLOP", 10**6)),
+    "parameters": (("billion", 10**9), ("million", 10**6)),
+}
+FORMULAS_FROM = 110  # columns; a narrower console shows no formulas
+
+
+def unit(line: Line) -> str:
+    """The unit, with a large amount also in a larger decimal unit (GB = 10^9 B)."""
+    kind = line.unit.replace("/", ",").split(",")[0]
+    for larger, size in SCALES.get(kind, ()):
+        if line.value >= size:
+            return f"{line.unit} ({float(line.value / size):,.2f} {larger})"
+    return line.unit
+
+
+def table(book: Book, *, formulas: bool) -> Table:
+    out = Table(title=book.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    out.add_column("quantity", no_wrap=True)
+    out.add_column("value", justify="right", no_wrap=True)
+    out.add_column("unit", min_width=12)
+    if formulas:
+        out.add_column("formula", style="dim", ratio=1)
+    for line in book.lines:
+        cells = [line.name, f"{plain(line.value):,.12g}", unit(line)]
+        out.add_row(*cells, *([line.formula] if formulas else []))
+    return out
+
+
+def print_books(c: ModelConfig, console: Console) -> None:
+    """One table for each book of `c`; formulas where the console is wide enough."""
+    for book in books(c):
+        console.print(table(book, formulas=console.width >= FORMULAS_FROM))
