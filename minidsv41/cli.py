@@ -68,7 +68,7 @@ def ledger(
 
     from minidsv41.config import ModelConfig
     from minidsv41.ledger.books import as_json
-    from minidsv41.ledger.page import print_books
+    from minidsv41.ledger.show import print_books
 
     c = ModelConfig.from_json(config) if config else ModelConfig.preset(preset)
     if json:
@@ -93,7 +93,7 @@ def parity(
     if json:
         typer.echo(parity.to_json(rows))
     else:
-        parity.show(rows, Console())
+        parity.show(rows, Console(width=None if status.is_terminal else 120))
     raise typer.Exit(any(r.verdict == "FAIL" for r in rows))
 
 

@@ -23,7 +23,7 @@ from minidsv41.ledger import bytes as kept
 from minidsv41.ledger import checkpoint, flops, models, params, tensors, traffic
 from minidsv41.ledger.books import as_json, books
 from minidsv41.ledger.line import Line, least, lift, plain, total
-from minidsv41.ledger.page import print_books
+from minidsv41.ledger.show import print_books
 from minidsv41.ledger.storage import BF16, FP4, FP8, FP32, ROWS
 from minidsv41.model.transformer import Model
 
