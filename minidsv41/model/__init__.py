@@ -1,6 +1,6 @@
 """The network in plain PyTorch. Start with transformer.py."""
 
 from minidsv41.model.keys import Keys, SequenceKeys
-from minidsv41.model.transformer import Model, Output
+from minidsv41.model.transformer import Model, Output, Record
 
-__all__ = ["Keys", "Model", "Output", "SequenceKeys"]
+__all__ = ["Keys", "Model", "Output", "Record", "SequenceKeys"]

@@ -34,6 +34,8 @@ class Rows:
 
     def gather(self, seq: Tensor, index: Tensor) -> Tensor:
         """[..., D] values of rows `index` of sequences `seq`; an index of -1 gives some row (mask it)."""
+        if not len(self.data):  # nothing stored yet: every index is -1
+            return self.data.new_zeros(*index.shape, self.data.shape[1])
         at = self.locate(seq, index.clamp(min=0)).clamp(min=0)
         if self.format is None:
             return F.embedding(at, self.data)

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 from minidsv41.cache import Cache, State
-from minidsv41.model import Model, Output
+from minidsv41.model import Model, Output, Record
 from minidsv41.ops import Batch
 
 CHUNK = 512
 
 
 @torch.no_grad()
-def step(model: Model, cache: Cache, state: State, ids: Tensor) -> Output:
+def step(model: Model, cache: Cache, state: State, ids: Tensor, *, record: Record | None = None) -> Output:
     """Feed ids [n] to a sequence; the draft's window rows are kept up to date as well."""
     batch = Batch.ragged([ids], [state.length])
     keys = cache.keys([state], batch)
-    out = model(batch, keys)
+    out = model(batch, keys, record=record)
     model.mtp.remember(out.features, batch, keys)
     keys.commit()
     return out

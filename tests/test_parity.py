@@ -1,0 +1,112 @@
+"""The golden folder passes; a folder that differs anywhere does not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from minidsv41.cli import app
+from minidsv41.parity import ParityError, by_stage, difference, parity
+
+GOLDEN = Path(__file__).parent / "golden" / "v41_tiny"
+BASE = ("config.json", "engram.json", "meta.json", "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return parity(GOLDEN)
+
+
+def test_every_stage_of_the_golden_folder_agrees(rows) -> None:
+    assert [r for r in rows if r.verdict == "FAIL"] == []
+    exact = [r for r in rows if r.dtype == "float64"]
+    assert {r.verdict for r in exact} == {"ok", "not compared"}
+    compared = {r.case for r in exact if r.verdict == "ok"}
+    assert compared == {
+        f"{case} {mode}" for case in ("prefill", "decode", "imagemask", "dspark") for mode in ("qat", "noqat")
+    }
+
+
+def test_every_tensor_of_every_trace_is_accounted_for(rows) -> None:
+    inputs = {"ids", "image_mask", "positions"}
+    for mode in ("qat", "noqat"):
+        for case in ("decode", "imagemask", "dspark"):
+            names = load_file(GOLDEN / f"trace_{case}.safetensors")
+            expected = {n.removeprefix(f"{mode}.") for n in names if n.startswith(f"{mode}.")}
+            assert {r.stage for r in rows if r.case == f"{case} {mode}"} == expected
+        names = load_file(GOLDEN / f"trace_prefill_{mode}.safetensors").keys() - inputs
+        assert {r.stage for r in rows if r.case == f"prefill {mode}"} == names
+
+
+def test_rows_are_grouped_by_stage_with_the_worst_error(rows) -> None:
+    grouped = {(r.case, r.dtype, r.stage): r for r in by_stage(rows)}
+    worst = max(
+        r.error for r in rows if r.case == "prefill qat" and r.dtype == "float64" and r.stage.endswith("attn.q")
+    )
+    assert grouped["prefill qat", "float64", "attn.q"].error == worst
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in (*BASE, "trace_prefill_noqat.safetensors"):
+        shutil.copy(GOLDEN / name, tmp_path / name)
+    return tmp_path
+
+
+def edit(file: Path, name: str, change) -> None:
+    tensors = load_file(file)
+    tensors[name] = change(tensors[name].clone())
+    save_file(tensors, file)
+
+
+def bump(t: torch.Tensor) -> torch.Tensor:
+    t.view(-1)[5] += 1
+    return t
+
+
+@pytest.mark.parametrize("name", ["L3.attn.heads", "L4.idx.topk", "L1.engram.rows", "L6.ffn.expert_ids", "logits"])
+def test_one_changed_number_is_found_and_placed(folder: Path, name: str) -> None:
+    edit(folder / "trace_prefill_noqat.safetensors", name, bump)
+    result = CliRunner().invoke(app, ["parity", str(folder), "--json"])
+    assert result.exit_code == 1
+    bad = [r for r in json.loads(result.stdout) if r["verdict"] == "FAIL"]
+    assert {r["stage"] for r in bad} == {name}
+    assert all(r["first"].startswith("[") for r in bad)
+
+
+def test_a_changed_weight_fails_in_both_types(folder: Path) -> None:
+    edit(folder / "model.safetensors", "layers.5.attn_norm.weight", lambda t: 2 * t)
+    failed = [r for r in parity(folder) if r.verdict == "FAIL"]
+    assert {r.dtype for r in failed} == {"float64", "float32"}
+    assert not any(r.stage.startswith(("L0", "L1", "L2", "L3", "L4")) for r in failed)
+
+
+def test_a_narrow_margin_excuses_float32_only_where_float64_agrees(folder: Path) -> None:
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    meta["prompt_margin_ratio"] = 0.5
+    (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+    reference = folder / "trace_prefill_noqat.safetensors"
+    edit(reference, "final.collapsed", bump)
+    assert {r.verdict for r in parity(folder) if r.stage == "final.collapsed"} == {"FAIL"}
+
+
+def test_a_folder_without_traces_is_refused(folder: Path) -> None:
+    (folder / "trace_prefill_noqat.safetensors").unlink()
+    with pytest.raises(ParityError, match="no trace_"):
+        parity(folder)
+
+
+def test_differences() -> None:
+    inf = torch.inf
+    assert difference(torch.tensor([-inf, 1.0]), torch.tensor([-inf, 1.0]), 1e-6) == (0.0, "")
+    assert difference(torch.tensor([0.0, 1.0]), torch.tensor([-inf, 1.0]), 1e-6) == (inf, "[0]")
+    assert difference(torch.tensor([torch.nan]), torch.tensor([1.0]), 1e-6)[1] == "[0]"
+    assert difference(torch.tensor([1, 2]), torch.tensor([1, 3], dtype=torch.int32), 1e-6) == (1.0, "[1]")
+    assert difference(torch.zeros(2), torch.zeros(3), 1e-6)[0] == inf
+    assert difference(torch.tensor([1000.1]), torch.tensor([1000.0]), 1e-3)[1] == ""
