@@ -173,25 +173,34 @@ class WeightFormat:
     def scale_shape(self, rows: int, columns: int) -> tuple[int, int]:
         return -(-rows // self.rows), -(-columns // self.columns)
 
-    def scales(self, w: Tensor) -> Tensor:
-        """The scales of w [..., out, in], by the rule: [..., ceil(out / rows), ceil(in / 32)]."""
+    def largest(self, w: Tensor) -> Tensor:
+        """w [..., out, in] -> the largest magnitude of each block [..., ceil(out / rows), ceil(in / 32)]."""
         out, columns = w.shape[-2:]
         padded = torch.nn.functional.pad(w.abs(), (0, -columns % self.columns, 0, -out % self.rows))
-        blocks = padded.unflatten(-1, (-1, self.columns)).unflatten(-3, (-1, self.rows))  # [..., R, rows, C, 32]
-        largest = blocks.amax((-3, -1))
-        return torch.where(largest == 0, 1.0, UE8M0.round(largest / self.values.largest))
+        return padded.unflatten(-1, (-1, self.columns)).unflatten(-3, (-1, self.rows)).amax((-3, -1))
 
     def spread(self, scales: Tensor, out: int, columns: int) -> Tensor:
         """One scale a block -> one scale an element: [..., out, columns]."""
         wide = scales.repeat_interleave(self.rows, -2).repeat_interleave(self.columns, -1)
         return wide[..., :out, :columns]
 
-    def encode(self, w: Tensor, scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """w [..., out, in] -> uint8 codes (packed along `in` if 4-bit) and uint8 scales, given or by the rule."""
+    def encode(self, w: Tensor, known: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """w [..., out, in] -> uint8 codes (packed along `in` if 4-bit) and one uint8 scale a block.
+
+        Several scales can hold the same weights: `known` ones are kept where they lose nothing.
+        """
         w = widened(w)
-        scales = self.scales(w) if scales is None else UE8M0.decode(scales, w.dtype)
-        codes = self.values.encode(self.values.round(w / self.spread(scales, *w.shape[-2:])))
+        largest = self.largest(w)
+        scales = torch.where(largest == 0, 1.0, UE8M0.round(largest / self.values.largest))
+        if known is not None:
+            kept = UE8M0.decode(known.to(w.device), w.dtype)
+            lost = self._rounded(w, kept) * self.spread(kept, *w.shape[-2:]) != w
+            scales = torch.where(self.largest(lost.to(w.dtype)) == 0, kept, scales)
+        codes = self.values.encode(self._rounded(w, scales))
         return pack(codes) if self.values.bits == 4 else codes, UE8M0.encode(scales)
+
+    def _rounded(self, w: Tensor, scales: Tensor) -> Tensor:
+        return self.values.round(w / self.spread(scales, *w.shape[-2:]))
 
     def decode(self, codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Undoes `encode`: -> [..., out, in] of `dtype`."""

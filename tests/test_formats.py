@@ -205,14 +205,27 @@ def test_weight_blocks(fmt):
     block = fmt.decode(codes, scales)
     assert scales[0, 0] == 127, "an all-zero block has scale 1"
     half = 2.0 ** -(fmt.values.mantissa + 1)
-    spread = fmt.spread(fmt.scales(w), *w.shape)
+    spread = fmt.spread(UE8M0.decode(scales, torch.float32), *w.shape)
     smallest = 2.0 ** (fmt.values.lowest - fmt.values.mantissa)
     assert ((block - w).abs() <= torch.maximum(w.abs() * half, spread * smallest / 2)).all()
     assert ((w / spread).abs() <= fmt.values.largest).all()
-    assert torch.equal(fmt.encode(block, scales)[0], codes)
     double = fmt.encode(w.double())
     assert torch.equal(double[0], codes) and torch.equal(double[1], scales)
     assert torch.equal(fmt.decode(codes, scales, torch.bfloat16).float(), block)
+
+
+@pytest.mark.parametrize("fmt", [DENSE, EXPERT, TABLE], ids=["dense", "expert", "table"])
+def test_known_scales_are_kept_only_where_they_lose_nothing(fmt):
+    w = torch.ones(64, 64)
+    codes, scales = fmt.encode(w)
+    known = scales + 1  # twice the scale, half the codes: the same weights, and not what the rule gives
+    again, kept = fmt.encode(w, known)
+    assert torch.equal(kept, known) and not torch.equal(again, codes)
+    assert torch.equal(fmt.decode(again, kept), w)
+    w[0, 0] = 1000
+    again, mixed = fmt.encode(w, known)
+    assert mixed[0, 0] == fmt.encode(w)[1][0, 0] != known[0, 0]
+    assert torch.equal(mixed.flatten()[1:], known.flatten()[1:])
 
 
 def test_table_rows_have_their_own_scales():
