@@ -68,7 +68,7 @@ def difference(ours: Tensor, reference: Tensor, tolerance: float) -> tuple[float
     a, b = ours.to(torch.float64), reference.to(torch.float64)
     same = (a == b) | (a.isnan() & b.isnan())  # covers -inf
     scale = max(1.0, b[b.isfinite()].abs().max().item() if b.isfinite().any() else 1.0)
-    error = torch.where(same, 0.0, (a - b).abs() / scale).nan_to_num(nan=float("inf"))
+    error = torch.where(same, 0.0, (a - b).abs() / scale).nan_to_num(nan=float("inf"), posinf=float("inf"))
     return error.max().item() if error.numel() else 0.0, place(error > tolerance)
 
 
@@ -121,10 +121,9 @@ def run_dspark(model: Model, reference: dict[str, Tensor]) -> dict[str, Tensor]:
     def keep(prefix: str):
         return lambda name, value: out.__setitem__(prefix + name, value() if callable(value) else value)
 
-    features = model(batch, keys).features
-    out["main_hidden"] = features
-    model.mtp.remember(features, batch, keys, keep(""))
-    logits = model.logits(model(batch, SequenceKeys(model.config, batch)).hidden)
+    run = model(batch, keys)
+    logits, out["main_hidden"] = model.logits(run.hidden), run.features
+    model.mtp.remember(run.features, batch, keys, keep(""))
     for p in reference["positions"].tolist():
         anchor = reference[f"p{p}.anchor"].long()
         notes = (lambda k, p=p: keep(f"p{p}.trace.D{k}.")) if any(f"p{p}.trace." in n for n in reference) else None
