@@ -60,13 +60,19 @@ class SmallFloat:
         a = (c / 2).maximum(c - 2).maximum(2 * c - 8)
         return torch.where(codes > 7, -a, a)
 
+    def pack(self, codes: Tensor) -> Tensor:
+        """One code an element -> bytes; of two 4-bit codes the even column is the low nibble: [..., n * bits / 8]."""
+        return codes if self.bits == 8 else codes[..., ::2] | (codes[..., 1::2] << 4)
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        return packed if self.bits == 8 else torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
+
 
 @dataclass(frozen=True)
 class PowerOfTwo:
     """E8M0: 2**(byte - 127); byte 255 is NaN. Rounds up, so that a group's largest value never saturates."""
 
     name: str = "UE8M0"
-    bits: int = 8
 
     def round(self, x: Tensor) -> Tensor:
         low = binade(x)
@@ -83,16 +89,6 @@ class PowerOfTwo:
 E2M1 = SmallFloat("E2M1", bits=4, mantissa=1, lowest=0, largest=6.0)
 E4M3 = SmallFloat("E4M3", bits=8, mantissa=3, lowest=-6, largest=448.0)
 UE8M0 = PowerOfTwo()
-
-
-def pack(codes: Tensor) -> Tensor:
-    """Two 4-bit codes in a byte, the even column in the low nibble: [..., n] -> [..., n / 2]."""
-    return codes[..., ::2] | (codes[..., 1::2] << 4)
-
-
-def unpack(packed: Tensor) -> Tensor:
-    """Undoes `pack`: [..., n] -> [..., 2 n]."""
-    return torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
 
 
 @dataclass(frozen=True)
@@ -118,13 +114,11 @@ class Format:
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [..., width] -> bytes [..., width * bits / 8] and scale bytes [..., width / group], both uint8."""
         values, scales = self._rounded(widened(x))
-        codes = self.values.encode(values).flatten(-2)
-        return pack(codes) if self.values.bits == 4 else codes, self.scales.encode(scales.squeeze(-1))
+        return self.values.pack(self.values.encode(values).flatten(-2)), self.scales.encode(scales.squeeze(-1))
 
     def decode(self, codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Undoes `encode`: -> [..., width] of `dtype`."""
-        codes = unpack(codes) if self.values.bits == 4 else codes
-        values = self.values.decode(codes, dtype).unflatten(-1, (-1, self.group))
+        values = self.values.decode(self.values.unpack(codes), dtype).unflatten(-1, (-1, self.group))
         return (values * self.scales.decode(scales, dtype).unsqueeze(-1)).flatten(-2)
 
     def fake_quant(self, x: Tensor) -> Tensor:
@@ -196,15 +190,14 @@ class WeightFormat:
             kept = UE8M0.decode(known.to(w.device), w.dtype)
             lost = self._rounded(w, kept) * self.spread(kept, *w.shape[-2:]) != w
             scales = torch.where(self.largest(lost.to(w.dtype)) == 0, kept, scales)
-        codes = self.values.encode(self._rounded(w, scales))
-        return pack(codes) if self.values.bits == 4 else codes, UE8M0.encode(scales)
+        return self.values.pack(self.values.encode(self._rounded(w, scales))), UE8M0.encode(scales)
 
     def _rounded(self, w: Tensor, scales: Tensor) -> Tensor:
         return self.values.round(w / self.spread(scales, *w.shape[-2:]))
 
     def decode(self, codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Undoes `encode`: -> [..., out, in] of `dtype`."""
-        values = self.values.decode(unpack(codes) if self.values.bits == 4 else codes, dtype)
+        values = self.values.decode(self.values.unpack(codes), dtype)
         return values * self.spread(UE8M0.decode(scales, dtype), *values.shape[-2:])
 
 
