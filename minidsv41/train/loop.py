@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from minidsv41.config import ModelConfig
 from minidsv41.checkpoint.layout import DTYPES, storage
+from minidsv41.config import ModelConfig
 from minidsv41.model import Model
 from minidsv41.train.data import Batches, Corpus
 from minidsv41.train.evaluate import validate
