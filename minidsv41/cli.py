@@ -97,6 +97,19 @@ def parity(
     raise typer.Exit(any(r.verdict == "FAIL" for r in rows))
 
 
+@app.command()
+def tour(
+    prompt: Annotated[str | None, typer.Option(help="Your own prompt instead of Hamlet's.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the continuation.")] = 0,
+) -> None:
+    """Follow one prompt through every mechanism, let it go on, and print what is left of it. Half a minute."""
+    from rich.console import Console
+
+    from minidsv41.course import tour
+
+    tour.tour(Console(), prompt=prompt, seed=seed)
+
+
 lesson = typer.Typer(help="The learner's copies of the lessons.", no_args_is_help=True)
 app.add_typer(lesson, name="lesson")
 Into = Annotated[Path, typer.Option("--into", help="The folder of the copies.")]

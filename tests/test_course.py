@@ -15,6 +15,7 @@ from minidsv41.course import checks, figures, lessons, workbook
 from minidsv41.course.checks import SHOWN, TODO, check, grade, hint, predict, solution
 from minidsv41.course.exercise import Exercise, Mistake, same, size
 from minidsv41.course.language import LANGUAGES, say
+from minidsv41.course.reads import described, readings
 from minidsv41.course.sabotage import Difference, Fault, first_difference, replaced, sabotage, trace_by_token
 from minidsv41.course.widgets import View, slider
 from minidsv41.model import Model
@@ -254,7 +255,13 @@ def test_first_difference_is_the_first_in_forward_order():
     changed["c"][0, 1] = 0.0
     found = first_difference(reference, changed)
     assert found == Difference("b", 2, 0.5)
-    assert str(found) == "first difference: b, row 2: off by up to 0.500"
+    assert str(found) == "first difference: b, row 2, off by up to 0.500"
+    assert str(first_difference({"c": reference["c"]}, {"c": changed["c"]})).endswith(
+        "row 0, only one side has a value"
+    )
+    indices = {"i": torch.tensor([[1, 2, 3], [4, 5, -1]])}
+    found = first_difference(indices, {"i": torch.tensor([[1, 2, 3], [5, -1, -1]])})
+    assert str(found) == "first difference: i, row 1, 2 of the indices differ"
     changed["a"] = torch.zeros(4, 2)
     assert first_difference(reference, changed) == Difference("a", 0, float("inf"))
     assert first_difference({"c": reference["c"]}, {"c": changed["c"]}) == Difference("c", 0, float("inf"))
@@ -386,6 +393,27 @@ def test_each_fault_of_the_tour_shows_where_it_must(toy):
     assert found.row == 2 * (model.config.index_topk + 1)  # the first open pair with something to choose from
 
 
+@pytest.mark.parametrize("query", [0, 1, 6, 23])
+def test_readings_are_what_attention_reads(toy, query: int):
+    model, _, trace = toy
+    c = model.config
+    found = readings(c, trace, query)
+    assert [r.layer for r in found] == list(range(c.num_hidden_layers))
+    for r in found:
+        assert r.window == (max(0, query - 7), query)
+        assert r.mode == c.mode(r.layer)
+        assert len(r.entries) == min(r.visible, c.index_topk)
+        assert all(t <= query for t in r.tokens())
+        assert len(set(r.tokens())) == len(r.tokens()) == r.ratio * len(r.entries)
+    assert found[0].entries == ()
+    assert found[2].entries == found[3].entries == found[1].entries
+    assert found[5].entries == found[4].entries
+    text = described(found)
+    assert text.startswith(f"query {query}: window rows {max(0, query - 7)}–{query} in each of 8 layers<br>")
+    assert f"layers 6–7: {min(query + 1, 8)} of {query + 1} entries" in text
+    assert figures.png(figures.attended(found, 24)) != figures.png(figures.attended(readings(c, trace, 12), 24))
+
+
 def test_menu_of_faults(capsys: pytest.CaptureFixture):
     sabotage.list("00")
     assert len(capsys.readouterr().out.splitlines()) == len(sabotage.of("00")) >= 3
@@ -417,5 +445,5 @@ def test_figures_are_png_of_one_width(preset: str):
     ):
         data = figures.png(fig)
         assert data[:8] == b"\x89PNG\r\n\x1a\n"
-        assert int.from_bytes(data[16:20], "big") == 1.5 * figures.WIDTH
-        assert len(data) < 100_000
+        assert int.from_bytes(data[16:20], "big") == figures.WIDTH
+        assert len(data) < 20_000

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 import matplotlib
+import numpy as np
+import PIL.Image
 from IPython.display import Image
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -14,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from minidsv41.config import ModelConfig
+from minidsv41.course.reads import Reading
 
 # Okabe and Ito's palette: told apart with any kind of colour vision.
 COLOURS = {
@@ -39,24 +42,26 @@ STYLE = {
 }
 
 
-def figure(height: int, *, rows: int = 1, columns: int = 1, dpi: int = 150) -> tuple[Figure, Axes]:
-    """A figure 700 x `height` pixels on the page, with its axes (an array of them for a grid)."""
+def figure(height: int, *, rows: int = 1, columns: int = 1) -> tuple[Figure, Axes]:
+    """A figure of 700 x `height` pixels, with its axes (an array of them for a grid)."""
     with matplotlib.rc_context(STYLE):
-        fig = Figure(figsize=(WIDTH / 100, height / 100), dpi=dpi, layout="constrained")
+        fig = Figure(figsize=(WIDTH / 100, height / 100), dpi=100, layout="constrained")
         FigureCanvasAgg(fig)
         return fig, fig.subplots(rows, columns)
 
 
 def png(fig: Figure) -> bytes:
-    """The figure as PNG bytes, on white: it reads the same in a dark theme."""
+    """The figure as a small PNG of 128 colours, on white: it reads the same in a dark theme."""
     with matplotlib.rc_context(STYLE), io.BytesIO() as out:
-        fig.savefig(out, format="png")
+        fig.canvas.draw()
+        pixels = PIL.Image.fromarray(np.asarray(fig.canvas.buffer_rgba())).convert("RGB")
+        pixels.quantize(128, dither=PIL.Image.Dither.NONE).save(out, format="png", optimize=True)
         return out.getvalue()
 
 
 def show(fig: Figure) -> Image:
     """What a cell returns to display the figure."""
-    return Image(png(fig), width=WIDTH)
+    return Image(png(fig))
 
 
 def box(ax: Axes, x: float, y: float, width: float, height: float, kind: str, text: str = "", **style) -> None:
@@ -99,7 +104,7 @@ def lifetimes(parts: Sequence[tuple[str, str, float, float]]) -> Figure:
     ax.set(xscale="log", yscale="log", ylabel="bytes that one token leaves")
     ax.set_xlim(low_s, max(p[3] for p in parts) * 3)
     ax.set_ylim(low_b, max(p[2] for p in parts) * 4)
-    ticks = {0.001: "1 ms", 0.02: "one step", 1: "1 s", 60: "1 min", 3600: "1 h", 86400: "1 day"}
+    ticks = {0.01: "10 ms", 1: "1 s", 60: "1 min", 3600: "1 h", 86400: "1 day"}
     ax.set_xticks([t for t in ticks if t > low_s], [n for t, n in ticks.items() if t > low_s])
     ax.minorticks_off()
     ax.set_xlabel("how long they are kept")
@@ -139,4 +144,24 @@ def schedule(config: ModelConfig) -> Figure:
     ax.set_xticks([i + 0.5 for i in layers[::step]], layers[::step])
     ax.tick_params(length=0)
     ax.spines[["left", "bottom"]].set_visible(False)
+    return fig
+
+
+def attended(found: Sequence[Reading], tokens: int) -> Figure:
+    """Tokens that a query reads, a row a layer: window above, selected entries below it."""
+    fig, ax = figure(70 + 24 * len(found))
+    query = found[0].window[1]
+    ax.axvspan(-0.5, query + 0.5, color="#EEEEEE", lw=0)
+    for row, reading in enumerate(found):
+        first, last = reading.window
+        ax.broken_barh([(first - 0.5, last - first + 1)], (row - 0.4, 0.4), color=COLOURS["window"], lw=0)
+        covered = reading.tokens()
+        if covered:
+            ax.broken_barh([(t - 0.5, 1) for t in covered], (row, 0.4), color=COLOURS["main"], lw=0)
+    ax.axvline(query, color=COLOURS["query"], lw=1.5)
+    ax.set(xlim=(-0.5, tokens - 0.5), ylim=(len(found) - 0.5, -0.6), xlabel="token")
+    ax.set_yticks(range(len(found)), [f"{r.layer}  {r.mode}" for r in found])
+    for x, name, kind in ((0, "window", "window"), (0.13, "selected entries", "main"), (0.36, "query", "query")):
+        ax.text(x, 1.02, name, color=COLOURS[kind], transform=ax.transAxes, fontweight="bold")
+    ax.tick_params(left=False)
     return fig

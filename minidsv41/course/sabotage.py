@@ -29,6 +29,9 @@ class Fault:
     report: str = ""
     apply: Callable[[], AbstractContextManager]
 
+    def __str__(self) -> str:
+        return f"{self.name}: {say(self.symptom)}"
+
 
 class Sabotage:
     """`with sabotage("00.wide_window") as fault: …` and the menu `sabotage.list("00")`."""
@@ -74,9 +77,9 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
 
 @dataclass(frozen=True)
 class Difference:
-    """First stage of a trace that differs: its name, the first row (token or entry), the largest error in that row.
+    """First stage of a trace that differs: its name, the first row (token or entry), how much of that row.
 
-    The error is infinite where only one side has a value.
+    error: the largest deviation, infinite where only one side has a value; for indices, how many differ.
     """
 
     stage: str
@@ -84,8 +87,12 @@ class Difference:
     error: float
 
     def __str__(self) -> str:
-        what = "only one side has a value" if self.error == float("inf") else f"off by up to {self.error:.3f}"
-        return f"first difference: {self.stage}, row {self.row}: {what}"
+        what = f"off by up to {self.error:.3f}"
+        if isinstance(self.error, int):
+            what = f"{self.error} of the indices differ"
+        elif self.error == float("inf"):
+            what = "only one side has a value"
+        return f"first difference: {self.stage}, row {self.row}, {what}"
 
 
 def first_difference(
@@ -99,6 +106,11 @@ def first_difference(
         found = trace.get(stage, right)
         if found.shape != right.shape:
             return Difference(stage, 0, float("inf"))
+        if not right.is_floating_point():
+            count = (found != right).reshape(len(right), -1).sum(-1)
+            if len(wrong := count.nonzero()):
+                return Difference(stage, int(wrong[0]), int(count[wrong[0]]))
+            continue
         a, b = found.double(), right.double()
         finite = b[b.isfinite()].abs()
         scale = max(1.0, float(finite.max())) if len(finite) else 1.0

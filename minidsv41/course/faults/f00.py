@@ -83,7 +83,7 @@ FAULTS = (
             "prompt can see it",
             "zh": "读提示词时一切正确；逐 token 生成时每隔一步就偏离，任何整段提示词的测试都看不出来",
         },
-        report="inference code of the release, 2026-09",
+        report="official inference code, revision dba1be0a, 2026-09-10",
         apply=stale_index_key,
     ),
     Fault(
