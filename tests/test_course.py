@@ -355,10 +355,12 @@ def toy() -> tuple[Model, torch.Tensor, dict[str, torch.Tensor]]:
     return model, ids, model.trace(ids)
 
 
-def test_token_by_token_leaves_the_same_trace(toy):
+@pytest.mark.parametrize("after", [0, 1, 13, 23])
+def test_token_by_token_leaves_the_same_trace(toy, after: int):
     model, ids, reference = toy
-    steps = trace_by_token(model, ids)
+    steps = trace_by_token(model, ids, after=after)
     assert {"L0.attn.heads", "L1.idx.topk", "L6.idx.topk", "logits"} <= steps.keys()
+    assert {len(rows) for rows in steps.values()} == {len(ids)}
     assert first_difference(reference, steps) is None
 
 

@@ -123,22 +123,26 @@ def first_difference(
 
 
 @torch.no_grad()
-def trace_by_token(model: Model, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """`model.trace(ids)` once more, but fed one token at a time: the stages that have one row a token."""
+def trace_by_token(model: Model, ids: torch.Tensor, *, after: int = 0) -> dict[str, torch.Tensor]:
+    """`model.trace(ids)` as a server sees it: the first `after` tokens as a prompt, the others one at a time.
+
+    Holds the stages that have one row a token and whose rows do not grow with the context.
+    """
     cache = Cache(model.config, dtype=model.dtype)
-    state, steps = cache.new(), []
-    for token in ids:
-        batch = Batch.ragged([token[None]], [state.length])
-        keys, step = cache.keys([state], batch), {}
+    state, calls = cache.new(), []
+    for part in ([ids[:after]] if after else []) + list(ids[after:].split(1)):
+        batch = Batch.ragged([part], [state.length])
+        keys, call = cache.keys([state], batch), {}
         model(
             batch,
             keys,
-            record=lambda name, value, into=step: into.update({name: value() if callable(value) else value}),
+            record=lambda name, value, into=call: into.update({name: value() if callable(value) else value}),
         )
         keys.commit()
-        steps.append(step)
-    return {
-        name: torch.cat([step[name] for step in steps])
-        for name, first in steps[0].items()
-        if all(name in step and step[name].shape == first.shape and len(first) == 1 for step in steps)
-    }
+        calls.append((len(part), call))
+    whole = {}
+    for name in calls[0][1]:
+        rows = [(n, call.get(name)) for n, call in calls]
+        if all(r is not None and len(r) == n and r.shape[1:] == rows[-1][1].shape[1:] for n, r in rows):
+            whole[name] = torch.cat([r for _, r in rows])
+    return whole
