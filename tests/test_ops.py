@@ -117,7 +117,7 @@ def test_tiled_attention_equals_untiled(monkeypatch) -> None:
     topk = torch.randint(-1, 5, (len(q), 4), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         want = sparse_attention(q, keys, keys, topk, torch.zeros(2), batch.span(5))
-        monkeypatch.setattr(attention, "GATHERED", 4 * 9 * 8)
+        monkeypatch.setattr(attention, "TILE", 4 * 9 * 8)
         got = sparse_attention(q, keys, keys, topk, torch.zeros(2), batch.span(5))
     torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
 
@@ -171,3 +171,21 @@ def test_sinkhorn_is_exact_on_one_side_only() -> None:
     c = sinkhorn(logits, 20, 1e-6)
     assert (c.sum(-2) - 1).abs().max() < 1e-5
     assert (c.sum(-1) - 1).abs().max() > 1e-2
+
+
+def test_attention_gradients_are_those_of_finite_differences() -> None:
+    g = torch.Generator().manual_seed(7)
+    table = torch.tensor([[0], [1]])
+    topk = torch.tensor([[0, 2, -1], [-1, -1, -1], [1, 3, 4], [0, 1, 2], [2, 4, -1]])
+    batch = Batch(torch.zeros(5, dtype=torch.int64), (0, 1), (2, 3))
+    shapes = ((5, 2, 4), (12, 4), (10, 4), (2,))
+    inputs = [torch.randn(s, generator=g, dtype=torch.float64, requires_grad=True) for s in shapes]
+
+    def run(q, window, entries, sink):
+        return sparse_attention(q, Rows(window, table, 6), Rows(entries, table, 5), topk, sink, batch.span(3))
+
+    assert torch.autograd.gradcheck(run, inputs)
+    assert torch.autograd.gradcheck(
+        lambda q, window, sink: sparse_attention(q, Rows(window, table, 6), None, None, sink, batch.span(3)),
+        [inputs[0], inputs[1], inputs[3]],
+    )

@@ -36,12 +36,12 @@ def sinkhorn(logits: Tensor, iters: int, eps: float) -> Tensor:
 
     Only sums over the source axis (-2) are exact (backbone spec §1.3).
     """
-    c = logits.softmax(-1) + eps
-    c = c / (c.sum(-2, keepdim=True) + eps)
+    c = logits.softmax(-1).movedim((-2, -1), (0, 1)).contiguous() + eps  # [n, n, ...]: sums run along memory
+    c = c / (c.sum(0, keepdim=True) + eps)
     for _ in range(iters - 1):
-        c = c / (c.sum(-1, keepdim=True) + eps)
-        c = c / (c.sum(-2, keepdim=True) + eps)
-    return c
+        c = c / (c.sum(1, keepdim=True) + eps)
+        c = c / (c.sum(0, keepdim=True) + eps)
+    return c.movedim((0, 1), (-2, -1)).contiguous()
 
 
 def predict(X: Tensor, into: Next) -> tuple[Tensor, Tensor, Tensor]:
