@@ -128,10 +128,19 @@ def test_wrong_shows_the_smallest_failing_input_and_the_mistake():
     assert grade(DOUBLE, lambda n: n + 30).text == "for n=0 you say 30, the package says 0"
 
 
+class Odd:
+    def __eq__(self, other):
+        raise RuntimeError("not comparable")
+
+    def __repr__(self):
+        return "an odd thing"
+
+
 @pytest.mark.parametrize(
     ("answer", "shown"),
     [
-        (lambda n: n / 0, "ZeroDivisionError: division by zero"),
+        (lambda n: n / 0, "for n=0 your code raises ZeroDivisionError: division by zero\n    "),
+        (lambda n: Odd(), "you say an odd thing"),
         (lambda m: m, "TypeError: "),
         (lambda n: None, "you say None"),
         (7, "you say 7"),
@@ -143,6 +152,14 @@ def test_a_broken_answer_is_wrong_and_never_an_error(answer, shown: str):
     verdict = grade(DOUBLE, answer)
     assert verdict.state == "wrong"
     assert shown in verdict.text
+
+
+def test_a_failure_shows_the_line_of_the_learner():
+    def answer(n):
+        half = n / 2
+        return {}[half]
+
+    assert grade(DOUBLE, answer).text == "for n=0 your code raises KeyError: 0.0\n    return {}[half]"
 
 
 def test_answer_cannot_spoil_the_inputs():

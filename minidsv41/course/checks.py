@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import textwrap
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -38,9 +39,10 @@ class Failure:
 
     kind: str
     message: str
+    line: str
 
     def __repr__(self) -> str:
-        return f"{self.kind}: {self.message}"
+        return f"{self.kind}: {self.message}" + (f"\n    {self.line}" if self.line else "")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Failure) and other.kind == self.kind
@@ -85,7 +87,14 @@ def run(use: Callable[..., Any], answer: Any, inputs: dict[str, Any]) -> Any:
     except Untouched:
         return TODO
     except Exception as error:
-        return Failure(type(error).__name__, str(error).splitlines()[0] if str(error) else "")
+        return Failure(type(error).__name__, (str(error).splitlines() or [""])[0], line_of(answer, error))
+
+
+def line_of(answer: Any, error: Exception) -> str:
+    """The last line of the learner's own code that was running, "" if none was."""
+    code = getattr(answer, "__code__", None)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if code and f.filename == code.co_filename]
+    return frames[-1].line or "" if frames else ""
 
 
 def fits(task: Exercise, value: Any, right: Any) -> bool:
