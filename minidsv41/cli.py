@@ -110,6 +110,87 @@ def tour(
     tour.tour(Console(), prompt=prompt, seed=seed)
 
 
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The text to continue.")],
+    checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint folder (default: the shipped toy).")] = None,
+    max_new: Annotated[int, typer.Option(help="Most tokens to add.")] = 200,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.7,
+    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens that hold this much.")] = 0.95,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+) -> None:
+    """Continue a text, in English, Chinese or Python."""
+    import torch
+
+    from minidsv41 import checkpoint as checkpoints
+    from minidsv41 import paths
+    from minidsv41.serve import speak
+    from minidsv41.tokens import load_tokenizer
+
+    folder = checkpoint or paths.checkpoint_dir()
+    own = folder / "tokenizer.json"
+    model, tokenizer = checkpoints.load(folder), load_tokenizer(own if own.exists() else None)
+    generator = torch.Generator().manual_seed(seed)
+    typer.echo(prompt, nl=False)
+    try:
+        for piece in speak(
+            model, tokenizer, prompt, max_new=max_new, temperature=temperature, top_p=top_p, generator=generator
+        ):
+            typer.echo(piece, nl=False)
+    except KeyboardInterrupt:
+        pass
+    typer.echo()
+
+
+@app.command()
+def train(
+    preset: Annotated[str, typer.Option(help="toy or small.")] = "toy",
+    folder: Annotated[
+        Path | None, typer.Option("--run", help="The folder of the run; runs/PRESET if not given.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a setting, such as lr=0.01; may be repeated.")
+    ] = None,
+) -> None:
+    """Train the backbone, then DSpark, and write the checkpoint to RUN/checkpoint. Ten minutes for `toy`."""
+    from minidsv41.train.data import corpus
+    from minidsv41.train.loop import TrainConfig, Trainer, fresh
+    from minidsv41.train.product import deliver
+    from minidsv41.train.runs import Run
+
+    config = TrainConfig().changed(assignments or [])
+    trainer = Trainer(config, fresh(preset, config.seed), corpus(), Run(folder or Path("runs") / preset))
+    trainer.train(resume=resume)
+    record = deliver(trainer, trainer.run.folder / "checkpoint")
+    bits = record["validation_bits_per_byte"]["total"]
+    typer.echo(f"{trainer.run.folder / 'checkpoint'}: {bits:.3f} bits per byte, {record['minutes']:.1f} minutes")
+
+
+bench = typer.Typer(help="Measure, side by side with a plain Transformer.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+@bench.command("train")
+def bench_train(
+    preset: Annotated[str, typer.Option(help="toy or small.")] = "toy",
+    minutes: Annotated[float, typer.Option(min=0.05, help="For each of the two.")] = 4.0,
+    threads: Annotated[int, typer.Option(min=1)] = 2,
+    into: Annotated[Path | None, typer.Option(help="The folder of the record; data/records if not given.")] = None,
+) -> None:
+    """Train this model and a plain Transformer of equal active parameters on the same text for the same time."""
+    from minidsv41.paths import records_dir
+    from minidsv41.train import bench
+
+    config = bench.BenchConfig(preset=preset, minutes=minutes, threads=threads)
+    results = {}
+    for name, result in bench.compare(config):
+        results[name] = result
+        bits, speed = result["curve"][-1]["bits_per_byte"], result["tokens_per_second"]
+        typer.echo(f"{name:10} {speed:8.0f} tokens/s  {bits:.3f} bits per byte  {result['peak_memory_mb']} MB")
+    typer.echo(bench.write(bench.record("train", config, results), into or records_dir()))
+
+
 lesson = typer.Typer(help="The learner's copies of the lessons.", no_args_is_help=True)
 app.add_typer(lesson, name="lesson")
 Into = Annotated[Path, typer.Option("--into", help="The folder of the copies.")]

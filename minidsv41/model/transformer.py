@@ -63,6 +63,10 @@ class Model(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.embed.weight.dtype
 
+    @property
+    def device(self) -> torch.device:
+        return self.embed.weight.device
+
     @torch.no_grad()
     def initialise(self, generator: torch.Generator) -> Model:
         """Fresh weights: normal matrices, unit gains, streams that start as plain residuals (spec §1.9)."""

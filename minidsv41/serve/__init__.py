@@ -1,5 +1,6 @@
 """Running the model on requests."""
 
-from minidsv41.serve.generate import generate, prefill
+from minidsv41.serve.generate import RequestError, generate, prefill
+from minidsv41.serve.text import speak
 
-__all__ = ["generate", "prefill"]
+__all__ = ["RequestError", "generate", "prefill", "speak"]

@@ -14,6 +14,10 @@ from minidsv41.ops import Batch
 CHUNK = 512
 
 
+class RequestError(ValueError):
+    """A prompt or a setting that cannot be served."""
+
+
 @torch.no_grad()
 def step(model: Model, cache: Cache, state: State, ids: Tensor, *, record: Record | None = None) -> Output:
     """Feed ids [n] to a sequence; the draft's window rows are kept up to date as well."""
@@ -55,15 +59,17 @@ def generate(
 ) -> Iterator[int]:
     """Yield new token ids after the prompt ids [n], up to max_new, to the context's end, or to a `stop` id.
 
-    Raises ValueError for an empty prompt, one beyond the context, or sampling settings out of range.
+    Raises RequestError for an empty prompt, one beyond the context, or sampling settings out of range.
     """
     limit = model.config.max_position_embeddings
     if not 0 < len(ids) <= limit:
-        raise ValueError(f"prompt of {len(ids)} tokens: allowed are 1 to {limit} (max_position_embeddings)")
+        raise RequestError(f"prompt of {len(ids)} tokens: allowed are 1 to {limit} (max_position_embeddings)")
+    if max_new < 0:
+        raise RequestError(f"max_new = {max_new}: must be 0 or more")
     if temperature < 0:
-        raise ValueError(f"temperature = {temperature}: must be 0 (greedy) or positive")
+        raise RequestError(f"temperature = {temperature}: must be 0 (greedy) or positive")
     if not 0 < top_p <= 1:
-        raise ValueError(f"top_p = {top_p}: must lie in (0, 1]")
+        raise RequestError(f"top_p = {top_p}: must lie in (0, 1]")
     cache = cache or Cache(model.config, dtype=model.dtype, device=ids.device)
     state = cache.new()
     try:
