@@ -447,7 +447,6 @@ def test_view_shows_to_python_what_it_shows_to_the_mouse():
         {"n": slider("n", 0, 9, start=4)},
         text=lambda n: f"{n} squared is {n * n}",
         picture=lambda n: f"picture {n}".encode(),
-        describe="squares",
     )
     assert view.readout.value == "4 squared is 16"
     assert view.set(n=7) == "7 squared is 49"

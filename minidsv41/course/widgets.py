@@ -21,13 +21,11 @@ class View:
         *,
         text: Callable[..., str],
         picture: Callable[..., bytes],
-        describe: str,
     ) -> None:
         self.controls = controls
         self._text, self._picture = text, picture
         self.readout = ipywidgets.HTML()
         self.image = ipywidgets.Image(format="png", layout={"max_width": "700px"})
-        self.image.tooltip = describe
         self.box = ipywidgets.VBox([ipywidgets.HBox(list(controls.values())), self.image, self.readout])
         for control in controls.values():
             control.observe(self._move, names="value")
