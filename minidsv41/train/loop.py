@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import math
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import sha256
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
-from minidsv41.checkpoint.layout import DTYPES, storage
 from minidsv41.config import ModelConfig
 from minidsv41.model import Model
+from minidsv41.tokens import load_tokenizer, token_map
 from minidsv41.train.data import Batches, Corpus
 from minidsv41.train.evaluate import validate
-from minidsv41.train.objective import Backbone, Draft, Objective
-from minidsv41.train.optim import Optimizer, lr_factor
+from minidsv41.train.objective import Backbone, Draft
 from minidsv41.train.runs import Run, RunError, State
+from minidsv41.train.stage import Stage
 
 SNAPSHOTS = (0, 10, 50)  # per cent of the backbone's steps at which the indexer is kept
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """One training run. Every random choice follows from `seed` and the step."""
+    """One training run. Every random choice follows from `seed` and the step. Defaults are those of `toy`."""
 
-    preset: str = "toy"
     seed: int = 0
     threads: int = 2
     length: int = 256  # tokens of a sequence
@@ -45,43 +42,38 @@ class TrainConfig:
     validate_every: int = 50
     validate_batches: int = 1  # batches of each kind of text that a validation on the way looks at
 
+    def changed(self, assignments: list[str]) -> TrainConfig:
+        """With fields set by texts such as "lr=0.01". Raises RunError with the text and what is allowed."""
+        kinds = {f.name: {"int": int, "float": float}[f.type] for f in fields(self)}
+        values = {}
+        for text in assignments:
+            name, _, value = text.partition("=")
+            if name not in kinds:
+                raise RunError(f"{text}: no setting of that name; allowed are {', '.join(kinds)}")
+            try:
+                values[name] = kinds[name](value)
+            except ValueError:
+                raise RunError(f"{text}: {name} is of type {kinds[name].__name__}") from None
+        return replace(self, **values)
 
-def as_stored(name: str, w: Tensor) -> Tensor:
-    """The weight `w` of parameter `name` as a checkpoint would give it back."""
-    kind = storage(name)
-    return w.to(DTYPES[kind]).to(w.dtype) if isinstance(kind, str) else kind.decode(*kind.encode(w), w.dtype)
 
-
-@dataclass
-class Stage:
-    """One of the two stages: who is trained, how long, how fast."""
-
-    name: str
-    objective: Objective
-    steps: int
-    lr: float
-    seed: int
-
-    def __post_init__(self) -> None:
-        self.optimizer = Optimizer(self.objective.parameters(), stacks=self.objective.stacks)
+def fresh(preset: str, seed: int) -> Model:
+    """A freshly initialised model for the shipped tokenizer."""
+    shape = ModelConfig.preset(preset)
+    return Model(shape, token_map(load_tokenizer())).initialise(torch.Generator().manual_seed(seed))
 
 
 @dataclass
 class Trainer:
-    """A training run in its folder. `train` returns the model as it will be stored."""
+    """Trains `model`, freshly initialised, in the folder of `run`."""
 
     config: TrainConfig
+    model: Model
     corpus: Corpus
-    token_map: list[int]
     run: Run
     curve: list[dict] = field(default_factory=list)
     seconds: float = 0.0
-    saved: str = "no checkpoint was written yet"
-
-    def __post_init__(self) -> None:
-        torch.set_num_threads(self.config.threads)
-        shape = ModelConfig.preset(self.config.preset)
-        self.model = Model(shape, self.token_map).initialise(torch.Generator().manual_seed(self.config.seed))
+    saved: str = "there is no checkpoint yet"
 
     def settings(self) -> dict:
         """What must be the same when a run is resumed."""
@@ -93,77 +85,75 @@ class Trainer:
         c = self.config
         if name == "backbone":
             objective = Backbone(self.model, replay=c.replay, align=c.align, seed=c.seed)
-            return Stage(name, objective, c.steps, c.lr, c.seed)
+            return Stage(name, objective, lr=c.lr, warmup=c.warmup)
         objective = Draft(self.model, anchors=c.draft_anchors, seed=c.seed + 1)
-        return Stage(name, objective, c.draft_steps, c.draft_lr, c.seed + 1)
+        return Stage(name, objective, lr=c.draft_lr, warmup=c.warmup)
 
-    def train(self, *, resume: bool = False) -> Model:
-        """Run what is left of both stages. Raises RunError."""
+    def train(self, *, resume: bool = False) -> None:
+        """Run what is left of both stages; the model then holds what will be stored. Raises RunError."""
+        torch.set_num_threads(self.config.threads)
         state = self.run.begin(self.settings(), resume=resume)
-        names = ["backbone", "draft"]
-        for name in names[names.index(state.facts["stage"]) if state else 0 :]:
+        plan = {"backbone": self.config.steps, "draft": self.config.draft_steps}
+        for name, steps in plan.items():
+            if state and state.facts["stage"] != name:
+                continue
             stage = self.stage(name)
             first = self.restore(state, stage) if state else 0
             state = None
-            self.run_stage(stage, first)
-        return self.model
+            try:
+                self.run_stage(stage, first, steps)
+            except RunError as error:
+                raise RunError(f"{error}; {self.saved}") from error.__cause__
 
-    def run_stage(self, stage: Stage, first: int) -> None:
-        c = self.config
-        batches = Batches(tokens=self.corpus.train.tokens, batch_size=c.batch, length=c.length, seed=stage.seed)
+    def run_stage(self, stage: Stage, first: int, steps: int) -> None:
+        c, backbone = self.config, stage.name == "backbone"
+        seed = c.seed if backbone else c.seed + 1
+        batches = Batches(tokens=self.corpus.train.tokens, batch_size=c.batch, length=c.length, seed=seed)
         started = time.perf_counter() - self.seconds
-        bar = tqdm(range(first, stage.steps), initial=first, total=stage.steps, desc=stage.name, disable=None)
+        bar = tqdm(range(first, steps), initial=first, total=steps, desc=stage.name, disable=None)
         for step in bar:
-            self.snapshot(stage, step)
-            terms = self.update(stage, batches(step), step)
-            self.seconds = time.perf_counter() - started
-            self.curve.append({"stage": stage.name, "step": step, "seconds": round(self.seconds, 1), **terms})
+            if backbone:
+                self.snapshot(step, steps)
+            rounding = step >= min(c.round_from * steps, steps - 1)
+            terms = stage.update(batches(step), step=step, progress=step / steps, rounding=rounding)
+            done, self.seconds = step + 1, time.perf_counter() - started
+            self.note(stage, done, terms)
             bar.set_postfix(terms)
-            done = step + 1
-            if stage.name == "backbone" and (done % c.validate_every == 0 or done == stage.steps):
-                self.validate(stage, done)
-            if done % c.save_every == 0 or done == stage.steps:
+            if backbone and (done % c.validate_every == 0 or done == steps):
+                self.look(stage, done)
+            if done % c.save_every == 0 or done == steps:
                 self.save(stage, done)
 
-    def update(self, stage: Stage, tokens: Tensor, step: int) -> dict[str, float]:
-        """One step. Raises RunError, before any weight changes, if the loss is not a number."""
-        terms = stage.objective.loss(tokens, step=step)
-        values = {name: round(term.item(), 4) for name, term in terms.items()}
-        if not math.isfinite(values["total"]):
-            raise RunError(f"{stage.name}, step {step}: the loss is not a number ({values}); {self.saved}")
-        terms["total"].backward()
-        progress = step / stage.steps
-        rounded = as_stored if progress >= self.config.round_from else None
-        stage.optimizer.step(stage.lr * lr_factor(progress, warmup=self.config.warmup), rounded=rounded)
-        stage.objective.settle()
-        return values
+    def note(self, stage: Stage, done: int, values: dict[str, float]) -> None:
+        self.curve.append({"stage": stage.name, "step": done, "seconds": round(self.seconds, 1), **values})
 
-    def validate(self, stage: Stage, done: int) -> None:
+    def look(self, stage: Stage, done: int) -> None:
+        """An estimate of the validation loss on the way."""
         c, logits = self.config, stage.objective.logits
-        found = validate(logits, self.corpus, length=c.length, batch=c.batch, batches=c.validate_batches)
-        bits = {kind: round(value, 4) for kind, value in found.items()}
-        self.curve.append({"stage": stage.name, "step": done, "seconds": round(self.seconds, 1), "bits_per_byte": bits})
-        tqdm.write(f"{stage.name} {done}/{stage.steps}: validation {found['total']:.3f} bits per byte")
+        bits = validate(logits, self.corpus, length=c.length, batch=c.batch, batches=c.validate_batches)
+        self.note(stage, done, {f"bits_per_byte.{kind}": round(value, 4) for kind, value in bits.items()})
+        tqdm.write(f"{stage.name} {done}: about {bits['total']:.3f} bits per byte of validation text")
 
-    def snapshot(self, stage: Stage, step: int) -> None:
+    def snapshot(self, step: int, steps: int) -> None:
         for percent in SNAPSHOTS:
-            if stage.name == "backbone" and step == stage.steps * percent // 100:
-                tensors = {n: p.detach() for n, p in self.model.named_parameters() if ".indexer." in n}
-                self.run.save(State(tensors, {"step": step, "percent": percent}), f"indexer-{percent:03}.safetensors")
+            if step == steps * percent // 100:
+                tensors = {n: p.detach().bfloat16() for n, p in self.model.named_parameters() if ".indexer." in n}
+                self.run.save(State(tensors, {"step": step}), f"indexer-{percent:03}.safetensors")
 
     def save(self, stage: Stage, done: int) -> None:
         tensors = {f"model.{name}": p.detach() for name, p in self.model.named_parameters()}
         tensors |= stage.optimizer.state()
         if bad := [name for name, t in tensors.items() if not t.isfinite().all()]:
-            raise RunError(f"{stage.name}, step {done}: {bad[0]} is not finite; {self.saved}")
+            raise RunError(f"{stage.name}, step {done}: {bad[0]} is not finite")
         self.run.save(State(tensors, {"stage": stage.name, "step": done, "seconds": self.seconds, "curve": self.curve}))
-        self.saved = f"the last good checkpoint is {self.run.state_file} ({stage.name}, step {done})"
+        self.saved = f"the last good checkpoint is {self.run.state_file} ({stage.name}, {done} steps done)"
 
     def restore(self, state: State, stage: Stage) -> int:
-        """Take over a saved state; returns the step to go on with."""
+        """Take over a saved state; returns the number of steps done."""
         with torch.no_grad():
             for name, p in self.model.named_parameters():
                 p.copy_(state.tensors[f"model.{name}"])
         stage.optimizer.load(state.tensors)
-        self.seconds, self.curve = state.facts["seconds"], state.facts["curve"]
-        return state.facts["step"]
+        self.seconds, self.curve, done = (state.facts[key] for key in ("seconds", "curve", "step"))
+        self.saved = f"the last good checkpoint is {self.run.state_file} ({stage.name}, {done} steps done)"
+        return done

@@ -182,6 +182,8 @@ class Draft:
     def __post_init__(self) -> None:
         self.stacks = model_stacks(self.module)
         self.ids: dict[int, Tensor] = {}
+        for name, p in self.module.named_parameters():
+            p.requires_grad_(name.startswith("mtp.") and ".gate.bias" not in name)
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.module.named_parameters() if name.startswith("mtp.")]
