@@ -191,6 +191,39 @@ def bench_train(
     typer.echo(bench.write(bench.record("train", config, results), into or records_dir()))
 
 
+@bench.command("flips")
+def bench_flips(
+    prompts: Annotated[int, typer.Option(min=1)] = 100,
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a prompt.")] = 200,
+    seed: Annotated[int, typer.Option()] = 0,
+    checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint folder (default: the shipped toy).")] = None,
+    into: Annotated[Path | None, typer.Option(help="The folder of the record; data/records if not given.")] = None,
+) -> None:
+    """Count prompts that float32 answers differently when they are cut into pieces, with rounding and without."""
+    import torch
+    from tqdm import tqdm
+
+    from minidsv41 import checkpoint as checkpoints
+    from minidsv41.paths import checkpoint_dir, records_dir
+    from minidsv41.serve import flips
+    from minidsv41.train import bench, machine
+    from minidsv41.train.data import corpus
+
+    tokens = torch.cat([torch.as_tensor(s.tokens) for s in corpus().validation.values()]).long()
+    results = {}
+    for qat in (True, False):
+        name = "with fake quantisation" if qat else "without"
+        model = checkpoints.load(checkpoint or checkpoint_dir(), qat=qat)
+        study = flips.study(model, tokens, prompts=prompts, length=length, seed=seed)
+        found = list(tqdm(study, total=prompts, desc=name, disable=None))
+        flipped = sum(d.flipped for d in found)
+        results[name] = {"prompts": prompts, "flipped": flipped, "largest_error": max(d.error for d in found)}
+        typer.echo(f"{name:24} {flipped} of {prompts} beyond {flips.TOLERANCE} of scale")
+    settings = {"length": length, "seed": seed, "tolerance": flips.TOLERANCE}
+    content = {"kind": "flips", "settings": settings, "machine": machine.describe(threads=torch.get_num_threads())}
+    typer.echo(bench.write(content | {"results": results}, into or records_dir()))
+
+
 lesson = typer.Typer(help="The learner's copies of the lessons.", no_args_is_help=True)
 app.add_typer(lesson, name="lesson")
 Into = Annotated[Path, typer.Option("--into", help="The folder of the copies.")]
