@@ -144,7 +144,9 @@ class Odd:
         (lambda m: m, "TypeError: "),
         (lambda n: None, "you say None"),
         (7, "you say 7"),
-        (lambda n: torch.zeros(3, 3), "you say tensor"),
+        (lambda n: torch.zeros(2, 1), "you say [[0.0], [0.0]]"),
+        (lambda n: torch.zeros(99), "you say tensor([0., 0."),
+        (lambda n: (1000, 2), "you say (1000, 2)"),
         (lambda n: float("nan"), "you say nan"),
     ],
 )

@@ -131,15 +131,12 @@ def explain(task: Exercise, tried: list, got: list, inputs: dict, value: Any, ri
 
 
 def shown(value: Any) -> str:
-    """A value on one short line; whole numbers with separators."""
+    """A value on one short line; a whole number with separators, containers as Python writes them."""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.6g}"
-    if isinstance(value, (list, tuple)) and len(value) <= 8:
-        inner = ", ".join(map(shown, value))
-        return f"[{inner}]" if isinstance(value, list) else f"({inner})"
-    if hasattr(value, "tolist") and getattr(value, "ndim", 9) <= 1 and len(text := str(value.tolist())) <= 100:
+    if hasattr(value, "tolist") and len(text := str(value.tolist())) <= 100:
         return text
     return textwrap.shorten(" ".join(repr(value).split()), 100, placeholder=" …")
 
