@@ -16,7 +16,7 @@ SAMPLE = "sample.ipynb"
 SAMPLE_CELLS = [
     "import ipywidgets as w\n"
     "def draw(n):\n"
-    '    return b\'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="%d" style="background:teal"/>\' % (20 * n)',
+    '    return b\'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="%d" style="background:red"/>\' % (20 * n)',
     "slider, box = w.IntSlider(9, 0, 9, continuous_update=False), w.HTML('n = 9')\n"
     "picture = w.Image(value=draw(9), format='svg+xml')\n"
     "def show(change):\n"
