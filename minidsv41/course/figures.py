@@ -149,7 +149,10 @@ def schedule(config: ModelConfig) -> Figure:
 
 def attended(found: Sequence[Reading], tokens: int) -> Figure:
     """Tokens that a query reads, a row a layer: window above, selected entries below it."""
-    fig, ax = figure(70 + 24 * len(found))
+    height = 70 + 24 * len(found)
+    fig, ax = figure(height)
+    fig.set_layout_engine(None)  # a widget redraws this, and a fixed layout is quicker
+    fig.subplots_adjust(left=0.12, right=0.98, top=1 - 20 / height, bottom=45 / height)
     query = found[0].window[1]
     ax.axvspan(-0.5, query + 0.5, color="#EEEEEE", lw=0)
     for row, reading in enumerate(found):
@@ -161,7 +164,7 @@ def attended(found: Sequence[Reading], tokens: int) -> Figure:
     ax.axvline(query, color=COLOURS["query"], lw=1.5)
     ax.set(xlim=(-0.5, tokens - 0.5), ylim=(len(found) - 0.5, -0.6), xlabel="token")
     ax.set_yticks(range(len(found)), [f"{r.layer}  {r.mode}" for r in found])
-    for x, name, kind in ((0, "window", "window"), (0.13, "selected entries", "main"), (0.36, "query", "query")):
+    for x, name, kind in ((0, "window", "window"), (0.13, "selected entries", "main"), (0.37, "query", "query")):
         ax.text(x, 1.02, name, color=COLOURS[kind], transform=ax.transAxes, fontweight="bold")
     ax.tick_params(left=False)
     return fig
