@@ -27,6 +27,7 @@ class TrainConfig:
 
     seed: int = 0
     threads: int = 2
+    device: str = "cpu"
     length: int = 256  # tokens of a sequence
     batch: int = 16  # sequences of a step
     steps: int = 200
@@ -44,7 +45,7 @@ class TrainConfig:
 
     def changed(self, assignments: list[str]) -> TrainConfig:
         """With fields set by texts such as "lr=0.01". Raises RunError with the text and what is allowed."""
-        kinds = {f.name: {"int": int, "float": float}[f.type] for f in fields(self)}
+        kinds = {f.name: {"int": int, "float": float, "str": str}[f.type] for f in fields(self)}
         values = {}
         for text in assignments:
             name, _, value = text.partition("=")
@@ -92,6 +93,7 @@ class Trainer:
     def train(self, *, resume: bool = False) -> None:
         """Run what is left of both stages; the model then holds what will be stored. Raises RunError."""
         torch.set_num_threads(self.config.threads)
+        self.model.to(self.config.device)
         state = self.run.begin(self.settings(), resume=resume)
         plan = {"backbone": self.config.steps, "draft": self.config.draft_steps}
         for name, steps in plan.items():
@@ -115,7 +117,7 @@ class Trainer:
             if backbone:
                 self.snapshot(step, steps)
             rounding = step >= min(c.round_from * steps, steps - 1)
-            terms = stage.update(batches(step), step=step, progress=step / steps, rounding=rounding)
+            terms = stage.update(batches(step).to(c.device), step=step, progress=step / steps, rounding=rounding)
             done, self.seconds = step + 1, time.perf_counter() - started
             self.note(stage, done, terms)
             bar.set_postfix(terms)
@@ -130,7 +132,9 @@ class Trainer:
     def look(self, stage: Stage, done: int) -> None:
         """An estimate of the validation loss on the way."""
         c, logits = self.config, stage.objective.logits
-        bits = validate(logits, self.corpus, length=c.length, batch=c.batch, batches=c.validate_batches)
+        bits = validate(
+            logits, self.corpus, length=c.length, batch=c.batch, batches=c.validate_batches, device=c.device
+        )
         self.note(stage, done, {f"bits_per_byte.{kind}": round(value, 4) for kind, value in bits.items()})
         tqdm.write(f"{stage.name} {done}: about {bits['total']:.3f} bits per byte of validation text")
 

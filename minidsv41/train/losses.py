@@ -52,7 +52,7 @@ class Queries:
     @property
     def hidden(self) -> Tensor:
         """bool [T, N]: entries that a row may not read."""
-        return torch.arange(self.entries.shape[1]) >= self.visible[:, None]
+        return torch.arange(self.entries.shape[1], device=self.q.device) >= self.visible[:, None]
 
     @torch.no_grad()
     def mass(self) -> Tensor:
@@ -65,7 +65,7 @@ class Queries:
         to_entries = torch.einsum("bthd,bnd->bthn", self.q, self.entries) * scale
         to_entries = to_entries.masked_fill(self.hidden[:, None], -torch.inf)
         to_window = torch.einsum("bthd,bsd->bths", self.q, self.window) * scale
-        at = torch.arange(self.window.shape[1])
+        at = torch.arange(self.window.shape[1], device=self.q.device)
         outside = (at > at[:, None]) | (at < self.first[..., None])  # [B, T, T]
         to_window = to_window.masked_fill(outside[:, :, None], -torch.inf)
         sink = self.sink[:, None].expand(*to_entries.shape[:-1], 1)
@@ -94,7 +94,7 @@ def draft_loss(logits: Tensor, confidence: Tensor, target: Tensor, tokens: Tenso
     target [A, K, V] the frozen backbone's logits at the same places, tokens [A, K] the true tokens.
     The label of the confidence is the share of the two distributions that overlaps. `total` is their weighted sum.
     """
-    weight = torch.exp(-torch.arange(logits.shape[1]) / DRAFT_DECAY)
+    weight = torch.exp(-torch.arange(logits.shape[1], device=logits.device) / DRAFT_DECAY)
     weight = weight / weight.sum() / len(logits)  # [K]
     distance = (logits.softmax(dim=-1) - target.softmax(dim=-1)).abs().sum(dim=-1)  # [A, K]
     label = (1 - distance.detach() / 2).clamp(0, 1)

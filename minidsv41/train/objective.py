@@ -82,6 +82,7 @@ class Plain:
         return list(self.module.named_parameters())
 
     def loss(self, tokens: Tensor, *, step: int) -> Terms:
+        tokens = tokens.to(next(self.module.parameters()).device)
         return {"total": F.cross_entropy(self.logits(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())}
 
     def settle(self) -> None:
@@ -114,7 +115,8 @@ class Backbone:
 
     def loss(self, tokens: Tensor, *, step: int) -> Terms:
         model, (count, length) = self.module, tokens[:, :-1].shape
-        batch = Batch.equal(tokens[:, :-1], decoder_floor=self.replay_floor(count, length, step))
+        floor = self.replay_floor(count, length, step)
+        batch = Batch.equal(tokens[:, :-1], decoder_floor=None if floor is None else floor.to(tokens.device))
         self.record = Recorder(".scores", ".expert_ids", ".q", ".w", ".k", ".entry", ".win_kv")
         out = model(batch, SequenceKeys(model.config, batch), record=self.record)
         terms = {
@@ -139,7 +141,7 @@ class Backbone:
         start = torch.randint(1, length - window + 1, (self.replay, 1), generator=draws(self.seed, step))
         floor = torch.zeros(count, length, dtype=torch.int64)
         floor[: self.replay] = torch.where(torch.arange(length) >= start, start, 0)
-        return floor.flatten()
+        return floor.flatten().to(self.module.device)
 
     def alignment(self, layer: int, batch: Batch) -> Tensor:
         config, take = self.module.config, self.record.take
@@ -166,9 +168,9 @@ class Backbone:
             update_bias(self.module.layers[i].ffn.gate.bias, ids)
 
     def logits(self, tokens: Tensor) -> Tensor:
-        batch = Batch.equal(tokens)
+        batch = Batch.equal(tokens.to(self.module.device))
         out = self.module(batch, SequenceKeys(self.module.config, batch))
-        return self.module.logits(out.hidden).unflatten(0, tokens.shape)
+        return self.module.logits(out.hidden).unflatten(0, tokens.shape).to(tokens.device)
 
 
 @dataclass
@@ -189,11 +191,13 @@ class Draft:
         return [(name, p) for name, p in self.module.named_parameters() if name.startswith("mtp.")]
 
     def loss(self, tokens: Tensor, *, step: int) -> Terms:
-        model, (count, length), size = self.module, tokens[:, :-1].shape, self.module.config.dspark_block_size
+        model, tokens, size = self.module, tokens.to(self.module.device), self.module.config.dspark_block_size
+        count, length = tokens[:, :-1].shape
         generator = draws(self.seed, step)
-        seq = torch.randint(count, (self.anchors,), generator=generator)
-        last = torch.randint(length - size, (self.anchors,), generator=generator)  # the anchor is the token after it
-        after = last[:, None] + 1 + torch.arange(size)  # [A, K] places of the tokens that drafts follow
+        seq = torch.randint(count, (self.anchors,), generator=generator).to(tokens.device)
+        last = torch.randint(length - size, (self.anchors,), generator=generator).to(tokens.device)
+        seq, last = seq.to(tokens.device), last.to(tokens.device)
+        after = last[:, None] + 1 + torch.arange(size, device=tokens.device)  # [A, K]; the anchor is the first of them
         batch = Batch.equal(tokens[:, :-1])
         keys = SequenceKeys(model.config, batch)
         with torch.no_grad():

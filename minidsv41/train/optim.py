@@ -41,7 +41,7 @@ def newton_schulz(m: Tensor) -> Tensor:
     if m.shape[-2] > m.shape[-1]:
         return newton_schulz(m.mT).mT
     x = m / (m.norm(dim=(-2, -1), keepdim=True) + EPS)
-    few = max(1, CACHED // m[0].numel())
+    few = max(1, CACHED // m[0].numel()) if m.device.type == "cpu" else len(m)
     return torch.cat([orthogonal(part) for part in x.split(few)])
 
 

@@ -79,7 +79,7 @@ class Run:
 
     def save(self, state: State, name: str | None = None) -> None:
         """Replace the checkpoint, or the file `name`. Whatever happens on the way, the old or the new one is there."""
-        tensors = {key: t.contiguous() for key, t in state.tensors.items()}
+        tensors = {key: t.cpu().contiguous() for key, t in state.tensors.items()}
         path = self.folder / name if name else self.state_file
         self.write(path, save(tensors, metadata={"facts": json.dumps(state.facts)}))
 
