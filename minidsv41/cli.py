@@ -180,15 +180,36 @@ def bench_train(
 ) -> None:
     """Train this model and a plain Transformer of equal active parameters on the same text for the same time."""
     from minidsv41.paths import records_dir
-    from minidsv41.train import bench
+    from minidsv41.train import bench, bench_train
 
-    config = bench.BenchConfig(preset=preset, minutes=minutes, threads=threads)
+    config = bench_train.BenchConfig(preset=preset, minutes=minutes, threads=threads)
     results = {}
-    for name, result in bench.compare(config):
+    for name, result in bench.side_by_side(bench_train.train, config):
         results[name] = result
         bits, speed = result["curve"][-1]["bits_per_byte"], result["tokens_per_second"]
         typer.echo(f"{name:10} {speed:8.0f} tokens/s  {bits:.3f} bits per byte  {result['peak_memory_mb']} MB")
     typer.echo(bench.write(bench.record("train", config, results), into or records_dir()))
+
+
+@bench.command("decode")
+def bench_decode(
+    preset: Annotated[str, typer.Option(help="toy or small.")] = "toy",
+    lengths: Annotated[list[int] | None, typer.Option("--context", help="Tokens before decoding; may repeat.")] = None,
+    threads: Annotated[int, typer.Option(min=1)] = 2,
+    into: Annotated[Path | None, typer.Option(help="The folder of the record; data/records if not given.")] = None,
+) -> None:
+    """Prefill and decode with this model and a plain Transformer of equal active parameters: time and bytes."""
+    from minidsv41.paths import records_dir
+    from minidsv41.train import bench, bench_decode
+
+    chosen = {"lengths": tuple(lengths)} if lengths else {}
+    config = bench_decode.DecodeConfig(preset=preset, threads=threads, **chosen)
+    results = dict(bench.side_by_side(bench_decode.decode, config))
+    for name, rows in results.items():
+        for row in rows:
+            speed = f"{row['prefill_tokens_per_second']:8.0f} prefill {row['decode_tokens_per_second']:8.1f} decode"
+            typer.echo(f"{name:10} {row['context']:6} tokens {speed} tokens/s {row['cache_bytes']:10} B of cache")
+    typer.echo(bench.write(bench.record("decode", config, results), into or records_dir()))
 
 
 @bench.command("flips")

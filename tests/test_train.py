@@ -16,15 +16,17 @@ import pytest
 import torch
 
 from minidsv41 import checkpoint
+from minidsv41.config import ModelConfig
+from minidsv41.ledger.bytes import kv_bytes_per_token
 from minidsv41.model import Model, SequenceKeys
 from minidsv41.ops import Batch
-from minidsv41.train import losses
+from minidsv41.train import bench, bench_decode, bench_train, losses
 from minidsv41.train.data import Corpus, Stream
 from minidsv41.train.evaluate import validate
 from minidsv41.train.loop import SNAPSHOTS, TrainConfig, Trainer
 from minidsv41.train.losses import Queries, alignment_loss, balance_loss, draft_loss, update_bias
 from minidsv41.train.objective import Backbone, Draft, Plain
-from minidsv41.train.plain import PlainConfig, PlainTransformer
+from minidsv41.train.plain import PlainCache, PlainConfig, PlainTransformer
 from minidsv41.train.product import deliver
 from minidsv41.train.runs import Run, RunError, State
 from minidsv41.train.stage import Stage, as_stored
@@ -273,6 +275,16 @@ def test_plain_transformer_has_the_parameters_asked_for_and_is_causal():
     assert not torch.allclose(model(tokens)[0, 8:], model(changed)[0, 8:], atol=1e-3)
 
 
+def test_plain_transformer_decodes_as_it_trains():
+    config = PlainConfig.with_parameters(30_000, vocab_size=64, hidden_size=32, num_layers=2, num_heads=4)
+    model = PlainTransformer(config, generator=torch.Generator().manual_seed(0))
+    tokens = torch.arange(12)[None]
+    whole, cache = model(tokens)[0], PlainCache(config, 12)
+    for start, end in ((0, 5), (5, 8), *((i, i + 1) for i in range(8, 12))):
+        assert torch.allclose(model(tokens[:, start:end], cache)[0, 0], whole[end - 1], atol=1e-5)
+    assert cache.nbytes == 2 * 2 * 32 * 12 * 4  # keys and values, layers, width, tokens, bytes
+
+
 def test_plain_attention_depends_on_distance_alone():
     """The scores of two rotated rows do not change when both move by the same number of places."""
     from minidsv41.train.plain import rotate, rotation
@@ -314,6 +326,41 @@ def test_a_uniform_model_needs_the_bits_of_its_vocabulary():
     assert bits["total"] == pytest.approx(6 * sum(scored.values()) / (3 * 210))
     estimate = validate(lambda t: torch.zeros(*t.shape, 64), corpus, length=16, batch=2, batches=1)
     assert estimate == pytest.approx(bits)
+
+
+# Benchmarks
+
+
+def test_contenders_have_equal_active_parameters():
+    plain = bench.contender("plain", "toy", seed=0).config
+    assert plain.parameters == pytest.approx(bench.active_parameters(ModelConfig.preset("toy")), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", bench.CONTENDERS)
+def test_training_is_measured(name, monkeypatch):
+    monkeypatch.setattr(bench_train, "corpus", babble)
+    config = bench_train.BenchConfig(minutes=0.01, threads=1, length=64, batch=2)
+    found = bench_train.train(name, config)
+    assert found["curve"][-1]["step"] == found["steps"] >= 1
+    assert found["curve"][-1]["seconds"] >= 0.6
+    low, high = found["tokens_per_second_range"]
+    assert 0 < low <= found["tokens_per_second"] <= high
+    assert found["peak_memory_mb"] > 50
+
+
+def test_decoding_is_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(bench_decode, "corpus", babble)
+    config = bench_decode.DecodeConfig(lengths=(40, 70), tokens=2, threads=1)
+    results = {name: bench_decode.decode(name, config) for name in bench.CONTENDERS}
+    c = ModelConfig.preset("toy")
+    plain = [row["cache_bytes"] for row in results["plain"]]
+    assert plain == [2 * c.num_hidden_layers * c.hidden_size * 4 * tokens for tokens in (42, 72)]
+    ours = [row["cache_bytes"] for row in results["minidsv41"]]
+    assert ours[1] - ours[0] == kv_bytes_per_token(c).value * 30
+    path = bench.write(bench.record("decode", config, results), tmp_path)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    assert path.name == "bench_decode.json"
+    assert content["results"] == results and content["machine"]["threads"] == 1
 
 
 # Runs

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +38,29 @@ class PlainConfig:
         return cls(**shape, intermediate_size=units)
 
 
+class PlainCache:
+    """Keys and values of one sequence, for `limit` tokens: keys, values [L, H, limit, D]."""
+
+    def __init__(self, config: PlainConfig, limit: int, dtype: torch.dtype = torch.float32) -> None:
+        heads = config.num_heads
+        shape = config.num_layers, heads, limit, config.hidden_size // heads
+        self.keys, self.values = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
+        self.length = 0
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store k, v [1, H, T, D] behind the tokens so far -> all keys and values [1, H, length + T, D]."""
+        end = self.length + k.shape[2]
+        self.keys[layer, :, self.length : end], self.values[layer, :, self.length : end] = k[0], v[0]
+        return self.keys[None, layer, :, :end], self.values[None, layer, :, :end]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tokens held."""
+        return 2 * self.keys[:, :, : self.length].numel() * self.keys.element_size()
+
+
 class PlainTransformer(nn.Module):
-    """`forward(tokens [B, T]) -> logits [B, T, V]`, causal."""
+    """Causal: tokens [B, T] -> logits [B, T, V]."""
 
     def __init__(self, config: PlainConfig, *, generator: torch.Generator) -> None:
         super().__init__()
@@ -50,11 +73,15 @@ class PlainTransformer(nn.Module):
             if not name.endswith("norm.weight"):
                 nn.init.normal_(p, std=0.02, generator=generator)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens)  # [B, T, C]
-        turns = rotation(tokens.shape[1], self.config, x.device)
-        for layer in self.layers:
-            x = layer(x, turns)
+    def forward(self, tokens: Tensor, cache: PlainCache | None = None) -> Tensor:
+        """With a `cache`: one sequence, of which `tokens` are the next ones -> logits of the last [1, 1, V]."""
+        start, x = cache.length if cache else 0, self.embed(tokens)  # [B, T, C]
+        turns = rotation(start + tokens.shape[1], self.config, x.device)[start:]
+        for i, layer in enumerate(self.layers):
+            x = layer(x, turns, partial(cache.extend, i) if cache else None)
+        if cache:
+            cache.length += tokens.shape[1]
+            x = x[:, -1:]
         return self.head(self.norm(x))
 
 
@@ -70,10 +97,15 @@ class PlainBlock(nn.Module):
         self.w1, self.w3 = (nn.Linear(c, wide, bias=False) for _ in range(2))
         self.w2 = nn.Linear(wide, c, bias=False)
 
-    def forward(self, x: Tensor, turns: Tensor) -> Tensor:
+    def forward(self, x: Tensor, turns: Tensor, extend: Callable | None = None) -> Tensor:
         y = self.attn_norm(x)
         q, k, v = (w(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
-        y = F.scaled_dot_product_attention(rotate(q, turns), rotate(k, turns), v, is_causal=True)  # [B, H, T, D]
+        q, k = rotate(q, turns), rotate(k, turns)
+        if extend:
+            k, v = extend(k, v)
+        new, old = q.shape[2], k.shape[2] - q.shape[2]
+        mask = None if old == 0 else torch.ones(new, old + new, dtype=torch.bool, device=x.device).tril(old)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)  # [B, H, T, D]
         x = x + self.wo(y.transpose(1, 2).flatten(2))
         y = self.ffn_norm(x)
         return x + self.w2(F.silu(self.w1(y)) * self.w3(y))
