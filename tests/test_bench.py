@@ -1,0 +1,44 @@
+"""The benchmark's contenders and records."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from minidsv41.config import ModelConfig
+from minidsv41.ledger.bytes import kv_bytes_per_token
+from minidsv41.train import bench, bench_decode, bench_train
+from tests.babble import babble
+
+
+def test_contenders_have_equal_active_parameters():
+    plain = bench.contender("plain", "toy", seed=0).config
+    assert plain.parameters == pytest.approx(bench.active_parameters(ModelConfig.preset("toy")), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", bench.CONTENDERS)
+def test_training_is_measured(name, monkeypatch):
+    monkeypatch.setattr(bench_train, "corpus", babble)
+    config = bench_train.BenchConfig(minutes=0.01, threads=1, length=64, batch=2)
+    found = bench_train.train(name, config)
+    assert found["curve"][-1]["step"] == found["steps"] >= 1
+    assert found["curve"][-1]["seconds"] >= 0.6
+    low, high = found["tokens_per_second_range"]
+    assert 0 < low <= found["tokens_per_second"] <= high
+    assert found["peak_memory_mb"] > 50
+
+
+def test_decoding_is_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(bench_decode, "corpus", babble)
+    config = bench_decode.DecodeConfig(lengths=(40, 70), tokens=2, threads=1)
+    results = {name: bench_decode.decode(name, config) for name in bench.CONTENDERS}
+    c = ModelConfig.preset("toy")
+    plain = [row["cache_bytes"] for row in results["plain"]]
+    assert plain == [2 * c.num_hidden_layers * c.hidden_size * 4 * tokens for tokens in (42, 72)]
+    ours = [row["cache_bytes"] for row in results["minidsv41"]]
+    assert ours[1] - ours[0] == kv_bytes_per_token(c).value * 30
+    path = bench.write(bench.record("decode", config, results), tmp_path)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    assert path.name == "bench_decode.json"
+    assert content["results"] == results and content["machine"]["threads"] == 1
