@@ -37,14 +37,14 @@ def objective(name: str, c: BenchConfig) -> Objective:
     model = contender(name, c.preset, c.seed)
     if name == "plain":
         return Plain(model)
-    return Backbone(model, replay=c.batch // 4, align=max(1, c.batch // 8), seed=c.seed)
+    return Backbone(model, replay=c.batch // 4 // c.threads, align=c.batch // 8 // c.threads, seed=c.seed)
 
 
 def train(name: str, c: BenchConfig) -> dict:
     """Train one contender for `minutes`."""
     torch.set_num_threads(c.threads)
     text = corpus()
-    stage = Stage(name, objective(name, c), lr=c.lr, warmup=c.warmup)
+    stage = Stage(name, objective(name, c), lr=c.lr, warmup=c.warmup, threads=c.threads)
     batches = Batches(tokens=text.train.tokens, batch_size=c.batch, length=c.length, seed=c.seed)
     limit, spent, times, curve = c.minutes * 60, 0.0, [], []
     bar = tqdm(total=round(limit), desc=name, unit="s", disable=None)

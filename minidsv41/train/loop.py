@@ -85,10 +85,10 @@ class Trainer:
     def stage(self, name: str) -> Stage:
         c = self.config
         if name == "backbone":
-            objective = Backbone(self.model, replay=c.replay, align=c.align, seed=c.seed)
-            return Stage(name, objective, lr=c.lr, warmup=c.warmup)
-        objective = Draft(self.model, anchors=c.draft_anchors, seed=c.seed + 1)
-        return Stage(name, objective, lr=c.draft_lr, warmup=c.warmup)
+            objective = Backbone(self.model, replay=c.replay // c.threads, align=c.align // c.threads, seed=c.seed)
+            return Stage(name, objective, lr=c.lr, warmup=c.warmup, threads=c.threads)
+        objective = Draft(self.model, anchors=c.draft_anchors // c.threads, seed=c.seed + 1)
+        return Stage(name, objective, lr=c.draft_lr, warmup=c.warmup, threads=c.threads)
 
     def train(self, *, resume: bool = False) -> None:
         """Run what is left of both stages; the model then holds what will be stored. Raises RunError."""

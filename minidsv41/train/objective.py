@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,17 @@ from torch.nn import functional as F
 
 from minidsv41.model import Model, SequenceKeys
 from minidsv41.ops import Batch
-from minidsv41.train.losses import BALANCE_WEIGHT, Queries, alignment_loss, balance_loss, draft_loss, update_bias
+from minidsv41.train.losses import BALANCE_WEIGHT, Queries, alignment_loss, balance_loss, draft_loss
 from minidsv41.train.plain import PlainTransformer
 
 Terms = dict[str, Tensor]
+
+
+class Loss(NamedTuple):
+    """Terms by name, of which `total` is minimised; and for each router its bias [E] and whom it chose [..., K]."""
+
+    terms: Terms
+    chosen: list[tuple[Tensor, Tensor]]
 
 
 class Objective(Protocol):
@@ -27,12 +34,8 @@ class Objective(Protocol):
         """What is trained, by its full name."""
         ...
 
-    def loss(self, tokens: Tensor, *, step: int) -> Terms:
-        """tokens [B, T + 1] -> terms by name; `total` is the one to minimise."""
-        ...
-
-    def settle(self) -> None:
-        """What follows the optimiser's step."""
+    def loss(self, tokens: Tensor, *, step: int) -> Loss:
+        """tokens [B, T + 1]; random choices follow from `step`. Several threads may call at once."""
         ...
 
     def logits(self, tokens: Tensor) -> Tensor:
@@ -81,12 +84,9 @@ class Plain:
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
         return list(self.module.named_parameters())
 
-    def loss(self, tokens: Tensor, *, step: int) -> Terms:
-        tokens = tokens.to(next(self.module.parameters()).device)
-        return {"total": F.cross_entropy(self.logits(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())}
-
-    def settle(self) -> None:
-        pass
+    def loss(self, tokens: Tensor, *, step: int) -> Loss:
+        loss = F.cross_entropy(self.logits(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        return Loss({"total": loss}, [])
 
     def logits(self, tokens: Tensor) -> Tensor:
         return self.module(tokens)
@@ -96,7 +96,7 @@ class Plain:
 class Backbone:
     """Cross entropy, balance and indexer alignment.
 
-    In `replay` of the B sequences of a batch a prompt ends at a random place, and what follows in the decoder reads
+    In `replay` of the B sequences a prompt ends at a random place, and what follows in the decoder reads
     no window row older than its last `sliding_window` tokens (attention spec §8.2, decoder replay, cut `late`).
     Alignment is computed on the last `align` sequences.
     """
@@ -108,30 +108,25 @@ class Backbone:
 
     def __post_init__(self) -> None:
         self.stacks = model_stacks(self.module)
-        self.record = Recorder()
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.module.named_parameters() if not name.startswith("mtp.")]
 
-    def loss(self, tokens: Tensor, *, step: int) -> Terms:
+    def loss(self, tokens: Tensor, *, step: int) -> Loss:
         model, (count, length) = self.module, tokens[:, :-1].shape
-        floor = self.replay_floor(count, length, step)
-        batch = Batch.equal(tokens[:, :-1], decoder_floor=None if floor is None else floor.to(tokens.device))
-        self.record = Recorder(".scores", ".expert_ids", ".q", ".w", ".k", ".entry", ".win_kv")
-        out = model(batch, SequenceKeys(model.config, batch), record=self.record)
+        batch = Batch.equal(tokens[:, :-1], decoder_floor=self.replay_floor(count, length, step))
+        seen = Recorder(".scores", ".expert_ids", ".q", ".w", ".k", ".entry", ".win_kv")
+        out = model(batch, SequenceKeys(model.config, batch), record=seen)
+        layers = range(model.config.num_hidden_layers)
+        ids = [seen[f"L{i}.ffn.expert_ids"].unflatten(0, (count, length)) for i in layers]
+        scores = [seen[f"L{i}.ffn.scores"].unflatten(0, (count, length)) for i in layers]
         terms = {
             "lm": F.cross_entropy(model.logits(out.hidden), tokens[:, 1:].flatten()),
-            "balance": sum(
-                balance_loss(self.record[f"L{i}.ffn.scores"].unflatten(0, (count, length)), ids)
-                for i, ids in self.expert_ids(count, length)
-            ),
-            "align": sum(self.alignment(layer, batch) for layer in model.config.index_source_layer_ids),
+            "balance": sum(balance_loss(*pair) for pair in zip(scores, ids, strict=True)),
+            "align": sum(self.alignment(layer, batch, seen) for layer in model.config.index_source_layer_ids),
         }
-        return terms | {"total": terms["lm"] + BALANCE_WEIGHT * terms["balance"] + terms["align"]}
-
-    def expert_ids(self, *shape: int) -> list[tuple[int, Tensor]]:
-        layers = range(self.module.config.num_hidden_layers)
-        return [(i, self.record[f"L{i}.ffn.expert_ids"].unflatten(0, shape)) for i in layers]
+        terms["total"] = terms["lm"] + BALANCE_WEIGHT * terms["balance"] + terms["align"]
+        return Loss(terms, [(model.layers[i].ffn.gate.bias, ids[i]) for i in layers])
 
     def replay_floor(self, count: int, length: int, step: int) -> Tensor | None:
         """[B * T] first window row that a row may read in the decoder; None if no sequence is replayed."""
@@ -143,8 +138,8 @@ class Backbone:
         floor[: self.replay] = torch.where(torch.arange(length) >= start, start, 0)
         return floor.flatten().to(self.module.device)
 
-    def alignment(self, layer: int, batch: Batch) -> Tensor:
-        config, take = self.module.config, self.record.take
+    def alignment(self, layer: int, batch: Batch, seen: Recorder) -> Tensor:
+        config, take = self.module.config, seen.take
         owner, count = config.kv_owner(layer), len(batch.lengths)
 
         def last(x: Tensor) -> Tensor:
@@ -163,10 +158,6 @@ class Backbone:
         q, k, w = (last(take(name)) for name in (f"L{layer}.idx.q", f"L{owner}.idx.k", f"L{layer}.idx.w"))
         return alignment_loss(q, k, w, queries)
 
-    def settle(self) -> None:
-        for i, ids in self.expert_ids(-1):
-            update_bias(self.module.layers[i].ffn.gate.bias, ids)
-
     def logits(self, tokens: Tensor) -> Tensor:
         batch = Batch.equal(tokens.to(self.module.device))
         out = self.module(batch, SequenceKeys(self.module.config, batch))
@@ -183,20 +174,18 @@ class Draft:
 
     def __post_init__(self) -> None:
         self.stacks = model_stacks(self.module)
-        self.ids: dict[int, Tensor] = {}
         for name, p in self.module.named_parameters():
             p.requires_grad_(name.startswith("mtp.") and ".gate.bias" not in name)
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.module.named_parameters() if name.startswith("mtp.")]
 
-    def loss(self, tokens: Tensor, *, step: int) -> Terms:
+    def loss(self, tokens: Tensor, *, step: int) -> Loss:
         model, tokens, size = self.module, tokens.to(self.module.device), self.module.config.dspark_block_size
         count, length = tokens[:, :-1].shape
         generator = draws(self.seed, step)
         seq = torch.randint(count, (self.anchors,), generator=generator).to(tokens.device)
         last = torch.randint(length - size, (self.anchors,), generator=generator).to(tokens.device)
-        seq, last = seq.to(tokens.device), last.to(tokens.device)
         after = last[:, None] + 1 + torch.arange(size, device=tokens.device)  # [A, K]; the anchor is the first of them
         batch = Batch.equal(tokens[:, :-1])
         keys = SequenceKeys(model.config, batch)
@@ -205,20 +194,12 @@ class Draft:
             target = model.logits(out.hidden[seq[:, None] * length + after].flatten(0, 1)).unflatten(0, after.shape)
         mtp, previous = model.mtp, tokens[seq[:, None], after]
         mtp.remember(out.features, batch, keys)
-        hidden = mtp.hidden(previous[:, 0], seq, last, model.embed, keys, self.note)
+        seen = [Recorder("ffn.expert_ids") for _ in mtp]
+        hidden = mtp.hidden(previous[:, 0], seq, last, model.embed, keys, seen.__getitem__)
         logits = mtp.correct(mtp.base_logits(hidden, model.head), previous)
-        return draft_loss(logits, mtp.confidence(hidden, previous), target, tokens[seq[:, None], after + 1])
-
-    def note(self, stage: int) -> Callable[[str, Tensor], None]:
-        def keep(name: str, value: Tensor) -> None:
-            if name == "ffn.expert_ids":
-                self.ids[stage] = value
-
-        return keep
-
-    def settle(self) -> None:
-        for stage, ids in self.ids.items():
-            update_bias(self.module.mtp[stage].ffn.gate.bias, ids)
+        terms = draft_loss(logits, mtp.confidence(hidden, previous), target, tokens[seq[:, None], after + 1])
+        biases = [block.ffn.gate.bias for block in mtp]
+        return Loss(terms, [(bias, own["ffn.expert_ids"]) for bias, own in zip(biases, seen, strict=True)])
 
     def logits(self, tokens: Tensor) -> Tensor:
         raise NotImplementedError("a draft has no logits of its own text; see losses.draft_loss")
