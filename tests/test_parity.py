@@ -102,6 +102,79 @@ def test_a_folder_without_traces_is_refused(folder: Path) -> None:
         parity(folder)
 
 
+def test_index_lists_may_be_as_narrow_as_the_entries_there_are(folder: Path) -> None:
+    """The first 5 tokens see at most 2 entries of ratio 2."""
+    full = load_file(GOLDEN / "trace_prefill_noqat.safetensors")
+    ids, topk = full["ids"][:5], full["L2.idx.topk"][:5, :2]
+    save_file({"ids": ids.clone(), "L2.idx.topk": topk.clone()}, folder / "trace_prefill_noqat.safetensors")
+    assert {r.verdict for r in parity(folder)} == {"ok"}
+    edit(folder / "trace_prefill_noqat.safetensors", "L2.idx.topk", lambda t: t.clamp(min=0))
+    assert {r.verdict for r in parity(folder)} == {"FAIL"}
+
+
+def test_drafts_are_compared_wherever_the_reference_has_one(folder: Path) -> None:
+    (folder / "trace_prefill_noqat.safetensors").unlink()
+    full = load_file(GOLDEN / "trace_dspark.safetensors")
+    some = {n: v for n, v in full.items() if n.startswith(("noqat.p1.", "noqat.p77.")) and "anchor" not in n}
+    save_file(some | {"ids": full["ids"]}, folder / "trace_dspark.safetensors")
+    rows = parity(folder)
+    assert {r.verdict for r in rows if r.dtype == "float64"} == {"ok"}
+    assert {r.case for r in rows} == {"dspark noqat"}
+    assert {r.stage for r in rows} == {n.removeprefix("noqat.") for n in some}
+
+
+def test_a_decode_without_continuation(folder: Path) -> None:
+    full = load_file(GOLDEN / "trace_decode.safetensors")
+    part = {"ids": full["ids"][:4], "noqat.logits": full["noqat.logits"][:4]}
+    part |= {"noqat.greedy_ids": full["noqat.greedy_ids"][:0], "noqat.greedy_logits": full["noqat.logits"][3:4]}
+    save_file({n: v.clone() for n, v in part.items()}, folder / "trace_decode.safetensors")
+    rows = [r for r in parity(folder) if r.case.startswith("decode")]
+    assert {(r.case, r.verdict) for r in rows} == {("decode noqat", "ok")}
+    assert len(rows) == 6
+
+
+@pytest.mark.parametrize("meta", [None, {}, {"prompt_margin_ratio": None, "greedy_qat": 3, "thresholds": []}])
+def test_margins_may_be_missing(folder: Path, meta: dict | None) -> None:
+    (folder / "meta.json").unlink()
+    if meta is not None:
+        (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+    assert {r.verdict for r in parity(folder)} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda t: t.pop("ids"), "ids are missing"),
+        (lambda t: t.update(ids=t["ids"][None]), "ids are missing, or not the token ids"),
+        (lambda t: t.update(ids=t["ids"][:0].clone()), "ids are missing, or not the token ids"),
+        (lambda t: t.update(ids=t["ids"] + 256), r"token ids \d+..\d+, allowed are 0..255"),
+        (lambda t: t.update(image_mask=torch.zeros(3)), r"image_mask \[3\], expected one value"),
+        (lambda t: t.update({"p99.logits": t["logits"].clone()}), "a draft at position 99 of a prompt of 48 tokens"),
+    ],
+)
+def test_a_trace_of_another_form_is_refused(folder: Path, damage, said: str) -> None:
+    file = folder / "trace_prefill_noqat.safetensors"
+    tensors = load_file(file)
+    damage(tensors)
+    save_file(tensors, file)
+    with pytest.raises(ParityError, match=f"trace_prefill_noqat.safetensors: {said}"):
+        parity(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("trace_prefill_noqat.safetensors", b"\x80\x04.", "not a whole safetensors file"),
+        ("meta.json", b"{", "not JSON"),
+        ("meta.json", b"[]", "a JSON object is expected"),
+    ],
+)
+def test_a_broken_file_is_named(folder: Path, name: str, content: bytes, said: str) -> None:
+    (folder / name).write_bytes(content)
+    with pytest.raises(ParityError, match=f"{name}: {said}"):
+        parity(folder)
+
+
 def test_differences() -> None:
     inf = torch.inf
     assert difference(torch.tensor([-inf, 1.0]), torch.tensor([-inf, 1.0]), 1e-6) == (0.0, "")
