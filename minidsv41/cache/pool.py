@@ -62,7 +62,11 @@ class CacheFull(RuntimeError):
 
 
 class Allocator:
-    """Page numbers for a group of pools that share their tables; grows by doubling, up to `limit` pages."""
+    """Page numbers for a group of pools that share their tables; grows by doubling, up to `limit` pages.
+
+    Page 0 stays zero and is never handed out: it is read in place of rows that do not exist, whatever a
+    sequence that is gone has left in the other pages.
+    """
 
     def __init__(self, pools: list[Pool], *, limit: int | None = None) -> None:
         self.pools, self.limit = pools, limit
@@ -79,8 +83,8 @@ class Allocator:
             more = max(8, 2 * self.pages)
             more = more if self.limit is None else min(more, self.limit)
             for pool in self.pools:
-                pool.grow(more)
-            self.free = list(range(more - 1, self.pages - 1, -1))
+                pool.grow(1 + more)
+            self.free = list(range(more, self.pages, -1))
             self.pages = more
         return self.free.pop()
 

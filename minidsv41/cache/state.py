@@ -83,7 +83,8 @@ class Cache:
     def nbytes(self, state: State, which: Literal["live", "allocated"] = "live") -> dict[str, int]:
         """Bytes of one sequence by kind, from the storage itself.
 
-        live: rows that a future token can still read; allocated: whole pages.
+        live: min(T, W) window rows (a full ring, although the next query does not read its oldest row) and
+        every complete entry and index key; allocated: whole pages.
         """
         c, out = self.config, {"window": 0, "draft window": 0, "entry": 0, "index": 0}
         for (kind, layer), pool in self.pools.items():

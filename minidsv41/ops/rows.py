@@ -19,6 +19,7 @@ class Rows:
     data [R, D] values, or uint8 codes; scales uint8 or None; table [S, P] the physical page of each
     logical page of a sequence; page, the rows a page holds. Row `index` of sequence `s` lies at
     table[s, index // page] * page + index % page. A whole training sequence is one page.
+    Row 0 is read in place of a row that does not exist; no query may use it, but its values must be finite.
     """
 
     data: Tensor
@@ -33,10 +34,10 @@ class Rows:
         return self.table[seq, index // self.page] * self.page + index % self.page
 
     def gather(self, seq: Tensor, index: Tensor) -> Tensor:
-        """[..., D] values of rows `index` of sequences `seq`; an index of -1 gives some row (mask it)."""
+        """[..., D] values of rows `index` of sequences `seq`; an index of -1 gives row 0 (mask it)."""
         if not len(self.data):  # nothing stored yet: every index is -1
             return self.data.new_zeros(*index.shape, self.data.shape[1])
-        at = self.locate(seq, index.clamp(min=0)).clamp(min=0)
+        at = self.locate(seq, index.clamp(min=0)).clamp(min=0).masked_fill(index < 0, 0)
         if self.format is None:
             return F.embedding(at, self.data)
         return self.format.decode(self.data[at], self.scales[at], self.dtype)
