@@ -31,7 +31,7 @@ PRESETS: dict[str, dict] = {
         n_routed_experts=8,
         num_experts_per_tok=2,
         engram_layer_ids=(1, 3),
-        engram_vocab_size=2000,
+        engram_vocab_size=1000,
         engram_n_heads=4,
         engram_head_dim=32,
         engram_compressed_vocab_size=3142,
@@ -40,6 +40,7 @@ PRESETS: dict[str, dict] = {
         dspark_markov_rank=64,
         dspark_n_routed_experts=4,
         dspark_num_experts_per_tok=1,
+        initializer_range=0.01,
         image_token_id=3,
     ),
     "small": dict(

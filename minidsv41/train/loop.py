@@ -30,13 +30,13 @@ class TrainConfig:
     device: str = "cpu"
     length: int = 256  # tokens of a sequence
     batch: int = 16  # sequences of a step
-    steps: int = 200
-    lr: float = 6e-3
+    steps: int = 250
+    lr: float = 4.5e-3
     warmup: float = 0.05  # share of the steps
     round_from: float = 0.8  # share of the steps after which the model holds its weights as they will be stored
     replay: int = 4  # sequences of a batch under decoder replay
     align: int = 2  # sequences of a batch on which the indexer is aligned
-    draft_steps: int = 60
+    draft_steps: int = 100
     draft_lr: float = 6e-3
     draft_anchors: int = 256
     save_every: int = 20
