@@ -131,11 +131,11 @@ def generate(
     own = folder / "tokenizer.json"
     model, tokenizer = checkpoints.load(folder), load_tokenizer(own if own.exists() else None)
     generator = torch.Generator().manual_seed(seed)
+    settings = dict(max_new=max_new, temperature=temperature, top_p=top_p)
+    pieces = speak(model, tokenizer, prompt, generator=generator, **settings)
     typer.echo(prompt, nl=False)
     try:
-        for piece in speak(
-            model, tokenizer, prompt, max_new=max_new, temperature=temperature, top_p=top_p, generator=generator
-        ):
+        for piece in pieces:
             typer.echo(piece, nl=False)
     except KeyboardInterrupt:
         pass

@@ -224,7 +224,11 @@ def test_a_missing_file_is_named(folder, file):
 
 
 @pytest.mark.parametrize("file", ["config.json", "engram.json", "model.safetensors.index.json"])
-@pytest.mark.parametrize(("content", "said"), [("{", "not JSON"), ("[]", "a JSON object is expected")])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("{", "not JSON"), ("[" * 100_000, "not JSON"), ("[]", "a JSON object is expected")],
+    ids=["cut", "deep", "list"],
+)
 def test_a_broken_json_file_is_named(folder, file, content, said):
     (folder / file).write_text(content, encoding="utf-8")
     with pytest.raises(CheckpointError, match=f"{file}: {said}"):

@@ -51,6 +51,11 @@ def test_a_cache_gets_its_pages_back_even_from_an_abandoned_stream() -> None:
     ("settings", "message"),
     [
         ({"temperature": -1}, "temperature = -1"),
+        ({"temperature": 1e-40}, "temperature = 1e-40"),
+        ({"temperature": float("nan")}, "temperature = nan"),
+        ({"temperature": float("inf")}, "temperature = inf"),
+        ({"top_p": float("nan")}, "top_p = nan"),
+        ({"chunk": 0}, "chunk = 0"),
         ({"top_p": 0}, "top_p = 0"),
         ({"top_p": 1.5}, "top_p = 1.5"),
         ({"max_new": -2}, "max_new = -2"),
@@ -58,13 +63,44 @@ def test_a_cache_gets_its_pages_back_even_from_an_abandoned_stream() -> None:
 )
 def test_settings_out_of_range_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        next(generate(tiny(), prompt(4), **settings))
+        generate(tiny(), prompt(4), **settings)
+
+
+def test_extreme_settings_that_are_allowed() -> None:
+    logits = torch.tensor([1.0, 3.0, -2.0])
+    for extreme in ({"temperature": 1e-6, "top_p": 1.0}, {"temperature": 1.0, "top_p": 1e-320}):
+        assert int(choose(logits, generator=None, **extreme)) == 1
+    g = torch.Generator().manual_seed(0)
+    hot = [int(choose(logits, temperature=1e30, top_p=1.0, generator=g)) for _ in range(300)]
+    assert min(hot.count(i) for i in range(3)) > 60
+
+
+@pytest.mark.parametrize("ids", [[3, 64], [-1]])
+def test_ids_that_are_no_tokens_are_refused(ids: list[int]) -> None:
+    with pytest.raises(RequestError, match=r"token ids -?\d+..-?\d+: allowed are 0..63"):
+        generate(tiny(), torch.tensor(ids))
+
+
+def test_a_broken_weight_is_no_traceback() -> None:
+    model = tiny()
+    model.norm.weight.data[0] = torch.nan
+    for temperature in (0, 1):
+        with pytest.raises(RequestError, match="NaN or infinity"):
+            next(generate(model, prompt(4), temperature=temperature))
+
+
+def test_a_prompt_must_be_text_in_the_vocabulary_of_the_model() -> None:
+    tokenizer = load_tokenizer()
+    with pytest.raises(RequestError, match="not valid UTF-8"):
+        speak(tiny(vocab_size=tokenizer.get_vocab_size()), tokenizer, "a\udcff")
+    with pytest.raises(RequestError, match="a tokenizer of 4096 tokens for a model of 64"):
+        speak(tiny(), tokenizer, "a")
 
 
 @pytest.mark.parametrize("length", [0, TINY.max_position_embeddings + 1])
 def test_prompts_out_of_range_are_refused(length: int) -> None:
     with pytest.raises(RequestError, match=f"prompt of {length} tokens: allowed are 1 to"):
-        next(generate(tiny(), prompt(length)))
+        generate(tiny(), prompt(length))
 
 
 def test_a_full_cache_says_so() -> None:

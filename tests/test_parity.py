@@ -175,6 +175,11 @@ def test_a_broken_file_is_named(folder: Path, name: str, content: bytes, said: s
         parity(folder)
 
 
+def test_a_folder_that_is_not_there(folder: Path) -> None:
+    with pytest.raises(ParityError, match="no such folder"):
+        parity(folder / "nowhere")
+
+
 def test_differences() -> None:
     inf = torch.inf
     assert difference(torch.tensor([-inf, 1.0]), torch.tensor([-inf, 1.0]), 1e-6) == (0.0, "")

@@ -30,7 +30,7 @@ def read_object(path: Path) -> dict:
     """The JSON object in a file, or CheckpointError."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not JSON ({error})") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: a JSON object is expected, this is {type(content).__name__}")

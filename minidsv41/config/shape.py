@@ -216,7 +216,7 @@ def read(path: Path) -> dict:
     """The JSON object in a file, or ConfigError."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not JSON ({error})") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: a config is a JSON object, this is {type(raw).__name__}")

@@ -83,9 +83,10 @@ def parity(folder: Path | str, *, progress: Callable[[str], None] = lambda text:
     """Compare every trace of `folder` in float64 and float32.
 
     A float32 failure in a case whose margin ratio is below 1 is a "flip" as long as float64 agrees
-    throughout that case. Raises ParityError where the folder holds no traces.
+    throughout that case. Raises ParityError where the folder holds no traces, or one of another form.
     """
-    folder = Path(folder)
+    if not (folder := Path(folder)).is_dir():
+        raise ParityError(f"{folder}: no such folder")
     rows, broken = [], set()
     for dtype in TOLERANCE:
         models: dict[str, Model] = {}

@@ -93,7 +93,7 @@ def read_meta(file: Path) -> dict:
     """meta.json, if there is one; only margins are read from it, and a margin that it lacks counts as wide."""
     try:
         meta = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ParityError(f"{file}: not JSON ({error})") from None
     if not isinstance(meta, dict):
         raise ParityError(f"{file}: a JSON object is expected, this is {type(meta).__name__}")
