@@ -26,7 +26,10 @@ def silent(name: str, value: Tensor | Callable[[], Tensor]) -> None:
 
 @dataclass
 class Context:
-    """What all layers of one forward pass share: the batch, its keys, rotations, spans, selections by owner."""
+    """What all layers of one forward pass share: the batch, its keys and rotations, and what was chosen.
+
+    selected: index source layer -> topk [T, k]; pools: candidate source layer -> its candidates.
+    """
 
     config: ModelConfig
     batch: Batch
@@ -81,7 +84,7 @@ class Attention(nn.Module):
         """heads [T, H, D] after the inverse RoPE -> [T, C]: a low-rank map for each group, then one for all."""
         groups = self.config.o_groups
         o = heads.reshape(len(heads), groups, -1)  # [T, G, H / G * D]
-        y = torch.einsum("tgi,gri->tgr", o, self.wo_a.weight.unflatten(0, (groups, -1)))
+        y = torch.einsum("tgi,gri->tgr", o, self.wo_a.weight.unflatten(0, (groups, -1)))  # [T, G, rank]
         return self.wo_b(y.flatten(1))
 
     def forward(self, x: Tensor, ctx: Context, note: Note = silent) -> Tensor:

@@ -35,6 +35,6 @@ class Compressor(nn.Module):
         closing = (batch.positions % 2 == 1).nonzero()[:, 0]  # [n]
         seq = batch.seq[closing]
         first = torch.where((batch.offset[closing] == 0)[:, None, None], before[seq], pairs[closing - 1])
-        content, gate = torch.stack([first, pairs[closing]], 1).unbind(2)  # [n, 2, D] each
-        pooled = (content * gate.softmax(1)).sum(1)
+        content, gate = torch.stack([first, pairs[closing]], 1).unbind(2)  # [n, 2, D] each: 2 tokens
+        pooled = (content * gate.softmax(1)).sum(1)  # [n, D]
         return seq, batch.positions[closing] // 2, self.norm(pooled.to(x.dtype))

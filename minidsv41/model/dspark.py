@@ -59,7 +59,10 @@ class ConfidenceHead(nn.Module):
 
 
 class DSpark(nn.ModuleList):
-    """The draft blocks. Their window rows hold the projected features of the target's tokens, one ring each."""
+    """The draft blocks. Their window rows hold the projected features of the target's tokens, one ring each.
+
+    A feature is the mean of the streams where a target layer begins. Inputs are the anchor and B - 1 noise tokens.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         experts, chosen = config.dspark_n_routed_experts, config.dspark_num_experts_per_tok
@@ -103,7 +106,7 @@ class DSpark(nn.ModuleList):
         steps = torch.arange(size, device=anchor.device)
         tokens = torch.full((n, size), self.config.dspark_noise_token_id, device=anchor.device)
         tokens[:, 0] = anchor
-        x = F.embedding(tokens.flatten(), embed.weight)
+        x = F.embedding(tokens.flatten(), embed.weight)  # [N * B, C]
         streams = Streams.start(x, self.config.hc_mult, wide(x.dtype))
         rotation = self.rotation((last[:, None] + 1 + steps).flatten(), x.dtype)
         seq, last = seq.repeat_interleave(size), last.repeat_interleave(size)

@@ -30,7 +30,7 @@ def lookback(ids: Tensor, history: Tensor, batch: Batch, n: int) -> Tensor:
     for s in range(1, n):
         older = history[batch.seq, (n - 1 - s + batch.offset).clamp(max=n - 2)]
         columns.append(torch.where(batch.offset >= s, ids[(rows - s).clamp(min=0)], older))
-    grams = torch.stack(columns, 1)
+    grams = torch.stack(columns, 1)  # [T, n]
     return grams.masked_fill((grams == DEAD).cumsum(1) > 0, DEAD)
 
 
@@ -44,7 +44,10 @@ def latest(ids: Tensor, history: Tensor, batch: Batch) -> Tensor:
 
 
 class Engram(nn.Module):
-    """One table of rows, a projection to one value and a key for each stream, and a gate."""
+    """One table of rows, a projection to one value and a key for each stream, and a gate.
+
+    The gate is the sigmoid of a signed square root, and there is no convolution, unlike in the Engram paper.
+    """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -72,7 +75,7 @@ class Engram(nn.Module):
     def forward(self, X: Tensor, rows: Tensor, alive: Tensor, note) -> Tensor:
         """Streams X [T, n, C], table rows [T, columns], alive [T] -> X with the gated value added to each stream."""
         e = F.embedding(rows, self.embed.weight).flatten(1)  # [T, columns * dim]
-        *k, v = self.wkv(e).unflatten(-1, (self.streams + 1, self.width)).to(wide(X.dtype)).unbind(1)
+        *k, v = self.wkv(e).unflatten(-1, (self.streams + 1, self.width)).to(wide(X.dtype)).unbind(1)  # [T, C] each
         k, h = torch.stack(k, 1), X.to(wide(X.dtype))  # [T, n, C]
         w = self.q_weight * self.k_weight
         s = (h * w * k).sum(-1) * self.width**-0.5  # [T, n]

@@ -21,7 +21,7 @@ class Gate(nn.Module):
         self.bias_vl = nn.Parameter(torch.zeros(experts), requires_grad=False)
 
     def forward(self, x: Tensor, image_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """x [T, C] -> ids [T, K] ascending, weights [T, K] (scaled, sum 1.5), scores [T, E]."""
+        """x [T, C] -> ids [T, K] ascending, weights [T, K] (sum: the scaling factor), scores [T, E]."""
         logits = F.linear(x.to(wide(x.dtype)), self.weight.to(wide(x.dtype)))
         scores = F.softplus(logits).sqrt()
         bias = self.bias if image_mask is None else torch.where(image_mask[:, None], self.bias_vl, self.bias)
@@ -55,7 +55,7 @@ class Experts(nn.Module):
         order = ids.flatten().argsort(stable=True)  # [T * K] by expert
         row = order // ids.shape[1]
         sizes = ids.flatten().bincount(minlength=count).tolist()
-        xs, ws = F.embedding(row, x), weights.flatten()[order, None]
+        xs, ws = F.embedding(row, x), weights.flatten()[order, None]  # [T * K, C], [T * K, 1]
         parts = []
         experts = zip(self.w1.unbind(), self.w2.unbind(), self.w3.unbind(), strict=True)
         for (w1, w2, w3), x_e, w_e in zip(experts, xs.split(sizes), ws.split(sizes), strict=True):

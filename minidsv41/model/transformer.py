@@ -1,6 +1,7 @@
 """The causal encoder-decoder: embedding, encoder, decoder, head.
 
-One forward serves training, prefill, chunked prefill and decode; only the Keys differ.
+One forward serves training, prefill, chunked prefill and decode; only the Keys differ. The encoder is the lower
+half of the layers; the first decoder layer compresses its output for all decoder layers (attention spec §4, §5).
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def predict(X: Tensor, into: Next) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def update(X: Tensor, F: Tensor, post: Tensor, comb: Tensor) -> Tensor:
-    """X'_j = post_j F + sum_i comb[i, j] X_i: X [T, n, C], F [T, C] -> [T, n, C]."""
+    """X'_j = post_j F + sum_i comb[i, j] X_i: X [T, n, C], F [T, C], post [T, n], comb [T, n, n] -> [T, n, C]."""
     wide = comb.dtype
     mixed = comb.transpose(1, 2) @ X.to(wide)
     return torch.baddbmm(mixed, post[:, :, None], F[:, None].to(wide)).to(X.dtype)
@@ -78,7 +78,7 @@ def seam(
     X [T, n, C] streams; F [T, C] output of the sublayer just run, with its post [T, n] and comb
     [T, n, n] (None where the streams were already updated: the start, and after an Engram); pre [T, n],
     the mix that the *previous* sublayer predicted: known before X' exists, so one pass is enough.
-    Source: backbone spec §1.6.
+    The report writes A, C and B for pre, post and the transpose of comb. Source: backbone spec §1.6.
     """
     if F is not None:
         X = update(X, F, post, comb)
