@@ -13,7 +13,7 @@ JOBS ?= 2
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test check browser tour notebooks clean
+.PHONY: help lab test check browser tour notebooks bench clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -53,6 +53,11 @@ tour: $(READY) ## The course's main job without a browser, in about 30 seconds
 
 notebooks: $(READY) ## Run every lesson again and save its normalised outputs
 	PYTHONPATH=$(CURDIR)/tests/blocked MINIDSV41_WITHOUT=triton $(BIN)/python scripts/notebooks.py
+
+bench: $(READY) ## Measure training, decoding and float32 flips on a quiet machine; writes data/records/
+	$(BIN)/minidsv41 bench train
+	$(BIN)/minidsv41 bench decode
+	$(BIN)/minidsv41 bench flips
 
 clean: ## Remove the environment and everything that tools left behind (never workbook/)
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
