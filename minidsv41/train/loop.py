@@ -30,7 +30,7 @@ class TrainConfig:
     device: str = "cpu"
     length: int = 256  # tokens of a sequence
     batch: int = 16  # sequences of a step
-    steps: int = 250
+    steps: int = 220
     lr: float = 4.5e-3
     warmup: float = 0.05  # share of the steps
     round_from: float = 0.8  # share of the steps after which the model holds its weights as they will be stored
@@ -39,8 +39,8 @@ class TrainConfig:
     draft_steps: int = 100
     draft_lr: float = 6e-3
     draft_anchors: int = 256
-    save_every: int = 20
-    validate_every: int = 50
+    save_every: int = 40
+    validate_every: int = 55
     validate_batches: int = 1  # batches of each kind of text that a validation on the way looks at
 
     def changed(self, assignments: list[str]) -> TrainConfig:
