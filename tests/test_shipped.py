@@ -57,6 +57,12 @@ def test_bits_per_byte_of_the_file_are_as_recorded_and_beat_kneser_ney(model, re
     assert bits["total"] < grams["total"]
 
 
+def test_the_readme_of_the_data_gives_the_recorded_numbers(record) -> None:
+    readme = (paths.data_dir() / "README.md").read_text(encoding="utf-8")
+    bits = record["validation_bits_per_byte"]
+    assert f"| {' | '.join(f'{bits[kind]:.3f}' for kind in ('total', 'plays', 'poems', 'python'))} |" in readme
+
+
 def test_its_curve_is_complete(record) -> None:
     lines = [json.loads(line) for line in (FOLDER / "curve.jsonl").read_text(encoding="utf-8").splitlines()]
     c = TrainConfig()
