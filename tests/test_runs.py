@@ -131,7 +131,7 @@ def test_settings_can_be_given_as_text():
 
 
 def test_other_settings_are_refused_by_name(finished):
-    with pytest.raises(RunError, match=r"lr = 0.006, not 0.5"):
+    with pytest.raises(RunError, match=r"lr = 0.0045, not 0.5"):
         trainer(finished, TrainConfig(**{**vars(QUICK), "lr": 0.5})).train(resume=True)
 
 

@@ -35,6 +35,13 @@ def test_only_the_indexer_learns_from_alignment_and_only_from_it():
     assert {n.split(".")[0] for n in language} == {"embed", "layers", "norm", "head"}
 
 
+def test_without_alignment_its_term_is_zero():
+    tokens = torch.from_numpy(babble().train.tokens[: 2 * 17].reshape(2, 17))
+    terms = Backbone(tiny(dtype=torch.float32), replay=0, align=0, seed=0).loss(tokens, step=0).terms
+    assert terms["align"] == 0
+    assert terms["total"].isfinite()
+
+
 def test_replay_floor_reaches_the_decoder_of_the_stated_sequences_only():
     objective = Backbone(tiny(dtype=torch.float32), replay=2, align=1, seed=3)
     floor = objective.replay_floor(5, 20, step=7).view(5, 20)

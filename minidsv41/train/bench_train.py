@@ -37,7 +37,8 @@ def objective(name: str, c: BenchConfig) -> Objective:
     model = contender(name, c.preset, c.seed)
     if name == "plain":
         return Plain(model)
-    return Backbone(model, replay=c.batch // 4 // c.threads, align=c.batch // 8 // c.threads, seed=c.seed)
+    part = c.batch // c.threads
+    return Backbone(model, replay=-(-part // 4), align=-(-part // 8), seed=c.seed)
 
 
 def train(name: str, c: BenchConfig) -> dict:

@@ -85,9 +85,10 @@ class Trainer:
     def stage(self, name: str) -> Stage:
         c = self.config
         if name == "backbone":
-            objective = Backbone(self.model, replay=c.replay // c.threads, align=c.align // c.threads, seed=c.seed)
+            shares = {"replay": -(-c.replay // c.threads), "align": -(-c.align // c.threads)}
+            objective = Backbone(self.model, **shares, seed=c.seed)
             return Stage(name, objective, lr=c.lr, warmup=c.warmup, threads=c.threads)
-        objective = Draft(self.model, anchors=c.draft_anchors // c.threads, seed=c.seed + 1)
+        objective = Draft(self.model, anchors=-(-c.draft_anchors // c.threads), seed=c.seed + 1)
         return Stage(name, objective, lr=c.draft_lr, warmup=c.warmup, threads=c.threads)
 
     def train(self, *, resume: bool = False) -> None:

@@ -141,6 +141,8 @@ class Backbone:
     def alignment(self, layer: int, batch: Batch, seen: Recorder) -> Tensor:
         config, take = self.module.config, seen.take
         owner, count = config.kv_owner(layer), len(batch.lengths)
+        if not self.align:
+            return torch.zeros((), device=batch.device)
 
         def last(x: Tensor) -> Tensor:
             return x.unflatten(0, (count, -1))[count - self.align :]
