@@ -95,7 +95,7 @@ UE8M0 = PowerOfTwo()
 class Format:
     """How one row of a cache is stored: small floats in groups of `group` columns, each group with its scale.
 
-    `floor` bounds a group's largest magnitude from below (attention spec §9.1).
+    `floor` bounds a group's largest magnitude from below (official code).
     """
 
     name: str
@@ -157,7 +157,7 @@ WINDOW = Format("window", E4M3, UE8M0, group=32, floor=1e-4)
 class WeightFormat:
     """How a matrix is stored: blocks of `rows` x 32 small floats, each with a power-of-two scale.
 
-    Blocks at the right and lower edge may be incomplete. An all-zero block has scale 1 (backbone spec §7).
+    Blocks at the right and lower edge may be incomplete. An all-zero block has scale 1.
     """
 
     values: SmallFloat

@@ -25,7 +25,7 @@ SPELLING = normalizers.Sequence(
 
 
 def spelling(tokenizer: Tokenizer, token_id: int) -> str:
-    """What two tokens must have in common to share a compressed id (backbone spec §4.1).
+    """What two tokens must have in common to share a compressed id (official code).
 
     A token that is no complete UTF-8 text keeps its raw form; others lose case, accents and outer space.
     """

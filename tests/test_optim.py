@@ -140,7 +140,7 @@ def test_sinkhorn_momentum_moves_live_rows_by_gamma_lr(name, speed):
 
 
 def test_a_row_hit_once_keeps_moving_at_full_size_for_a_while():
-    """Spec §8.4: momentum is re-normalised, so the row moves by 0.18 until its norm is 1e-3 of the mean norm.
+    """Momentum is re-normalised, so the row moves by 0.18 until its norm is 1e-3 of the mean norm.
 
     Row 0 is hit at step 0 only, row 1 at every later step, by a gradient of norm 2 each.
     """

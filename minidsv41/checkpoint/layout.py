@@ -1,4 +1,4 @@
-"""The released checkpoint's layout: which tensors hold a parameter, in which format (backbone spec §7)."""
+"""The released checkpoint's layout: which tensors hold a parameter, in which format."""
 
 from __future__ import annotations
 

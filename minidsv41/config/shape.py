@@ -143,7 +143,7 @@ class ModelConfig:
 
     @cached_property
     def engram_primes(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """[layer][order][head]: modulus of each hash head, all different (backbone spec §4.3)."""
+        """[layer][order][head]: modulus of each hash head, all different (official code)."""
         used: set[int] = set()
         layers = []
         for _ in self.engram_layer_ids:

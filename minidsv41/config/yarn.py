@@ -1,4 +1,4 @@
-"""How far RoPE is stretched where keys are compressed (attention spec §2)."""
+"""How far RoPE is stretched where keys are compressed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes that one sequence keeps: per token by cache and owner, and in all at a given length (attention spec §9)."""
+"""Bytes that one sequence keeps: per token by cache and owner, and in all at a given length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes of a checkpoint by storage format (backbone spec §7): sums over the tensor list."""
+"""Bytes of a checkpoint by storage format: sums over the tensor list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FLOPs of decoding one token, weighted as in the report: BF16 x1, FP8 x1/2, FP4 x1/4 (attention spec §10.2)."""
+"""FLOPs of decoding one token, weighted as in the report's Figure 2: BF16 x1, FP8 x1/2, FP4 x1/4."""
 
 from __future__ import annotations
 

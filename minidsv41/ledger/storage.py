@@ -13,7 +13,7 @@ ONE = lift(1)
 
 @dataclass(frozen=True)
 class Storage:
-    """Bits of one element, and the tile [rows, columns] that shares one scale byte (backbone spec §7)."""
+    """Bits of one element, and the tile [rows, columns] that shares one scale byte."""
 
     name: str
     bits: int

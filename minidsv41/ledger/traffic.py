@@ -1,4 +1,4 @@
-"""Memory traffic of one token in BF16: residual streams (backbone spec §1.7) and Engram rows (§4.10)."""
+"""Memory traffic of one token in BF16: residual streams and Engram rows."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from minidsv41.ledger.line import Books, Line, by_name, fields, least, total
 
 @dataclass(frozen=True, kw_only=True)
 class V4Flash:
-    """DeepSeek-V4-Flash: CSA and HCA layers that all own their caches (attention spec §3.3)."""
+    """DeepSeek-V4-Flash: CSA and HCA layers that all own their caches."""
 
     name: str = "V4-Flash"
     d: int = 4096

@@ -51,7 +51,7 @@ class Context:
 
 
 class Attention(nn.Module):
-    """One attention layer. Mode and owners come from the config, once (attention spec §2, §5, §7)."""
+    """One attention layer. Mode and owners come from the config, once."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()

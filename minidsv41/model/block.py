@@ -1,4 +1,4 @@
-"""One block: attention and experts, each behind a seam of the residual streams (backbone spec §1.6)."""
+"""One block: attention and experts, each behind a seam of the residual streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compressor: m tokens of the layer's input become one latent (attention spec §3)."""
+"""The compressor: m tokens of the layer's input become one latent (report §2.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DSpark: guess the next block of tokens from the backbone's features (backbone spec §5)."""
+"""DSpark: guess the next block of tokens from the backbone's features (DSpark paper, official code)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engram: n-grams of compressed token ids look rows up in hashed tables (backbone spec §4)."""
+"""Engram: n-grams of compressed token ids look rows up in hashed tables (official code)."""
 
 from __future__ import annotations
 

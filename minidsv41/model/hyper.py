@@ -1,4 +1,4 @@
-"""Hyper-connections: four residual streams with delayed mixing (backbone spec §1)."""
+"""Hyper-connections: four residual streams with delayed mixing (mHC paper; the delay: official code)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The indexer: which entries a query attends to (attention spec §6)."""
+"""The indexer: which entries a query attends to (official code)."""
 
 from __future__ import annotations
 

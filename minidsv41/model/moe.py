@@ -1,4 +1,4 @@
-"""Mixture of experts: sqrt-softplus router, bias for the choice only, clamped SwiGLU (backbone spec §2)."""
+"""Mixture of experts: sqrt-softplus router, bias for the choice only, clamped SwiGLU (official code)."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from minidsv41.model.norm import wide
 
 
 def frequencies(config: ModelConfig, *, compressed: bool, device: torch.device | None = None) -> Tensor:
-    """[R / 2] float64 angles per position (attention spec §2). No magnitude factor anywhere."""
+    """[R / 2] float64 angles per position (official code). No magnitude factor anywhere."""
     dims = config.qk_rope_head_dim
     theta = config.compress_rope_theta if compressed else config.rope_theta
     j = torch.arange(dims // 2, dtype=torch.float64, device=device)

@@ -1,7 +1,7 @@
 """The causal encoder-decoder: embedding, encoder, decoder, head.
 
 One forward serves training, prefill, chunked prefill and decode; only the Keys differ. The encoder is the lower
-half of the layers; the first decoder layer compresses its output for all decoder layers (attention spec §4, §5).
+half of the layers; the first decoder layer compresses its output for all decoder layers (report §2.2).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator) -> Model:
-        """Fresh weights: normal matrices, unit gains, streams that start as plain residuals (spec §1.9)."""
+        """Fresh weights: normal matrices, unit gains, streams that start as plain residuals (none are published)."""
         n = self.config.hc_mult
         for name, p in self.named_parameters():
             if p.dim() >= 2 and not name.endswith(("q_weight", "k_weight")):

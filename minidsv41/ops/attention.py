@@ -22,7 +22,7 @@ def sparse_attention(
 
     q [T, H, D]; window rows span.first..span.last of each query's sequence; topk [T, k] rows of
     `entries` (-1: none); sink [H]. Keys are the values. -> [T, H, D]; a query without keys gives 0.
-    Gradients reach q, sink and rows stored as plain values. Source: attention spec §7.
+    Gradients reach q, sink and rows stored as plain values. Source: official code.
     """
     entry_data = None if entries is None else entries.data
     return SparseAttention.apply(q, window.data, entry_data, sink, window, entries, topk, span)

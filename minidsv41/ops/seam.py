@@ -34,7 +34,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 def sinkhorn(logits: Tensor, iters: int, eps: float) -> Tensor:
     """[..., n, n] logits -> nearly doubly stochastic: the last axis by softmax first, the first axis last.
 
-    Only sums over the source axis (-2) are exact (backbone spec §1.3).
+    Only sums over the source axis (-2) are exact.
     """
     c = logits.softmax(-1).movedim((-2, -1), (0, 1)).contiguous() + eps  # [n, n, ...]: sums run along memory
     c = c / (c.sum(0, keepdim=True) + eps)
@@ -78,7 +78,7 @@ def seam(
     X [T, n, C] streams; F [T, C] output of the sublayer just run, with its post [T, n] and comb
     [T, n, n] (None where the streams were already updated: the start, and after an Engram); pre [T, n],
     the mix that the *previous* sublayer predicted: known before X' exists, so one pass is enough.
-    The report writes A, C and B for pre, post and the transpose of comb. Source: backbone spec §1.6.
+    The report writes A, C and B for pre, post and the transpose of comb. Source: official code.
     """
     if F is not None:
         X = update(X, F, post, comb)

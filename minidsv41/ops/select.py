@@ -116,7 +116,7 @@ def index_select(
     pool: None, no restriction and none built; a PoolSize builds one from these scores (they themselves
     are not restricted by it); a Pool restricts the choice to its blocks, and only they are scored.
     q [T, H, D], w [T, H], keys: the owner's index keys, visible [T], n: the most that any query sees.
-    Source: attention spec §6.
+    Source: official code; the pool: report §2.3.2.
     """
     if isinstance(pool, Pool):
         return select_in_pool(q, w, keys, visible, k, pool, batch), pool

@@ -19,7 +19,7 @@ DRAFT_DECAY = 4.0
 def balance_loss(scores: Tensor, ids: Tensor) -> Tensor:
     """Sum over experts of (load share x mean score share) within each sequence, mean over sequences: 1 when even.
 
-    scores [B, T, E] router scores before the bias, ids [B, T, K] chosen experts (backbone spec §2: the form of V3).
+    scores [B, T, E] router scores before the bias, ids [B, T, K] chosen experts (V3's form; V4.1's is unpublished).
     """
     experts, chosen = scores.shape[-1], ids.shape[-1]
     load = F.one_hot(ids, experts).sum(dim=2).to(scores.dtype).mean(dim=1) * (experts / chosen)  # [B, E]
@@ -29,7 +29,7 @@ def balance_loss(scores: Tensor, ids: Tensor) -> Tensor:
 
 @torch.no_grad()
 def update_bias(bias: Tensor, ids: Tensor) -> None:
-    """Raise the bias [E] of experts with less than the mean load of this step, lower the others (§2)."""
+    """Raise the bias [E] of experts with less than the mean load of this step, lower the others."""
     load = torch.bincount(ids.flatten(), minlength=len(bias)).to(bias.dtype)
     bias += BIAS_SPEED * torch.sign(load.mean() - load)
 
@@ -88,7 +88,7 @@ def alignment_loss(q: Tensor, k: Tensor, w: Tensor, queries: Queries) -> Tensor:
 
 
 def draft_loss(logits: Tensor, confidence: Tensor, target: Tensor, tokens: Tensor) -> dict[str, Tensor]:
-    """The three terms of the DSpark loss, each a mean over anchors, weighted by exp(-(k - 1) / 4) at draft k (§5.4).
+    """The three terms of the DSpark loss, each a mean over anchors, weighted by exp(-(k - 1) / 4) at draft k.
 
     logits [A, K, V] Markov-corrected draft logits with the true previous tokens, confidence [A, K] logits,
     target [A, K, V] the frozen backbone's logits at the same places, tokens [A, K] the true tokens.

@@ -97,7 +97,8 @@ class Backbone:
     """Cross entropy, balance and indexer alignment.
 
     In `replay` of the B sequences a prompt ends at a random place, and what follows in the decoder reads
-    no window row older than its last `sliding_window` tokens (attention spec §8.2, decoder replay, cut `late`).
+    no window row older than its last `sliding_window` tokens: decoder replay (report §3.2.2),
+    in the layers of `late` (tests/golden/README.md).
     Alignment is computed on the last `align` sequences.
     """
 
@@ -168,7 +169,7 @@ class Backbone:
 
 @dataclass
 class Draft:
-    """DSpark on the frozen backbone: `anchors` random places of each batch, true previous tokens (§5.4)."""
+    """DSpark on the frozen backbone: `anchors` random places of each batch, true previous tokens (DSpark paper)."""
 
     module: Model
     anchors: int

@@ -1,4 +1,4 @@
-"""Three update rules, chosen by a parameter's name: Muon, Sinkhorn momentum, AdamW (backbone spec §4.9, §6)."""
+"""Three update rules, chosen by a parameter's name: Muon, Sinkhorn momentum, AdamW (report §2.5, §4.2)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rule(name: str) -> str:
 
 
 def newton_schulz(m: Tensor) -> Tensor:
-    """Orthogonalise each matrix of `m` [N, a, b]: all singular values go to about 1 (§6)."""
+    """Orthogonalise each matrix of `m` [N, a, b]: all singular values go to about 1."""
     if m.shape[-2] > m.shape[-1]:
         return newton_schulz(m.mT).mT
     x = m / (m.norm(dim=(-2, -1), keepdim=True) + EPS)
@@ -53,7 +53,7 @@ def orthogonal(x: Tensor) -> Tensor:
 
 
 def sinkhorn_balance(u: Tensor) -> Tensor:
-    """Balance `u` [rows, n]: normalise rows and columns in turn, rows last, so that each live row has norm 1 (§4.9).
+    """Balance `u` [rows, n]: normalise rows and columns in turn, rows last, so that each live row has norm 1.
 
     Rows with a norm of at most 1e-3 of the mean norm become zero. The matrix is read, never rewritten: each pass
     only computes one vector of scales.
@@ -77,7 +77,8 @@ def inverse(x: Tensor) -> Tensor:
 def lr_factor(progress: float, *, warmup: float, hold: float = 28 / 45, end: float = 40 / 45) -> float:
     """Share of the peak rate when `progress` (0 to 1) of a run is done.
 
-    Linear over `warmup`, constant until `hold`, cosine to 0.1 until `end`, constant: the shares of §6.
+    Linear over `warmup`, constant until `hold`, cosine to 0.1 until `end`, constant: the report's 28 T and 40 T
+    of 45 T tokens.
     """
     if progress < warmup:
         return progress / warmup
