@@ -103,6 +103,16 @@ class Cache:
         return CacheKeys(self, states, batch)
 
 
+def page_table(pages: list[dict[int, int]], device: torch.device) -> Tensor:
+    """[S, P] physical pages, -1 where a sequence has none."""
+    width = max((logical + 1 for own in pages for logical in own), default=1)
+    table = torch.full((len(pages), width), -1, dtype=torch.int64)
+    for row, own in enumerate(pages):
+        for logical, page in own.items():
+            table[row, logical] = page
+    return table.to(device)
+
+
 class CacheKeys(Keys):
     """Keys of several sequences in a cache. Call `commit` after the forward pass."""
 
@@ -120,15 +130,11 @@ class CacheKeys(Keys):
 
     def _table(self, allocator: Allocator, pages: list[dict[int, int]]) -> Tensor:
         """[S, P] physical pages, allocating those that this call fills."""
-        width = max(-(-end // PAGE) for end in self.ends)
-        table = torch.full((len(pages), max(width, 1)), -1, dtype=torch.int64)
-        for row, (own, start, end) in enumerate(zip(pages, self.batch.starts, self.ends, strict=True)):
+        for own, start, end in zip(pages, self.batch.starts, self.ends, strict=True):
             for logical in range(start // PAGE, -(-end // PAGE)):
                 if logical not in own:
                     own[logical] = allocator.take()
-            for logical, page in own.items():
-                table[row, logical] = page
-        return table.to(self.cache.device)
+        return page_table(pages, self.cache.device)
 
     def write(self, kind: str, layer: int, seq: Tensor, index: Tensor, values: Tensor) -> None:
         rows = self.read(kind, layer)
@@ -137,8 +143,8 @@ class CacheKeys(Keys):
     def read(self, kind: str, layer: int) -> Rows:
         return self.cache.pools[kind, layer].rows(self.tables["window" if kind == "window" else "entry"])
 
-    def open_pair(self, owner: int, latest: Tensor) -> Tensor:
-        self._pairs[owner] = latest
+    def open_pair(self, owner: int, pairs: Tensor) -> Tensor:
+        self._pairs[owner] = pairs[self.batch.cu_seqlens[1:] - 1]
         return torch.stack([s.open_pairs[owner] for s in self.states])
 
     def history(self, advance: Callable[[Tensor], Tensor]) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from minidsv41.config import ModelConfig
 from minidsv41.ledger import bytes as kept
-from minidsv41.ledger import checkpoint, flops, models, params, traffic
+from minidsv41.ledger import checkpoint, flops, models, params, scratch, traffic
 from minidsv41.ledger.line import Line, plain
 
 
@@ -65,6 +65,7 @@ def sequence_lines(c: ModelConfig) -> list[Line]:
         kept.compressor_state_bytes_per_sequence(c),
         kept.open_pair_bytes(c),
         kept.engram_history_bytes(c),
+        scratch.scratch_bytes(c),
     ]
     for context in flops.contexts(c):
         line = kept.state_bytes(c, context)
