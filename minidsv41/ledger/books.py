@@ -8,6 +8,7 @@ from minidsv41.config import ModelConfig
 from minidsv41.ledger import bytes as kept
 from minidsv41.ledger import checkpoint, flops, models, params, scratch, traffic
 from minidsv41.ledger.line import Line, plain
+from minidsv41.ledger.persistent import persistent_lines
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ def books(c: ModelConfig) -> list[Book]:
     contents = {
         "Kept for each token": token_lines(c),
         "Kept for one sequence": sequence_lines(c),
+        "Kept on disk for each token of a request": persistent_lines(c, ancestors=is_release(c)),
         "Parameters": parameter_lines(c),
         "Parameters that one token meets": [
             params.active_per_layer_matrices(c),
