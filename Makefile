@@ -13,7 +13,7 @@ JOBS ?= 2
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test check browser tour notebooks bench clean
+.PHONY: help lab test check browser tour notebooks bench soak clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -58,6 +58,9 @@ bench: $(READY) ## Measure training, decoding and float32 flips on a quiet machi
 	$(BIN)/minidsv41 bench train
 	$(BIN)/minidsv41 bench decode
 	$(BIN)/minidsv41 bench flips
+
+soak: $(READY) ## Long fault campaigns: a store's writer killed at 200 random points; writes data/records/
+	$(BIN)/python -m scripts.soak_store --kills 200
 
 clean: ## Remove the environment and everything that tools left behind (never workbook/)
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
