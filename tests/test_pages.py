@@ -7,11 +7,13 @@ import torch
 
 from minidsv41.cache import Cache, State, pages
 from minidsv41.cache.pool import PAGE, CacheFull
+from minidsv41.cache.replay import reconstruct
 from minidsv41.cache.store import Store, StoreError
 from minidsv41.config import ModelConfig
 from minidsv41.ledger.bytes import kv_bytes_per_token
 from minidsv41.model import Model
-from minidsv41.serve.generate import prefill, step
+from minidsv41.serve.generate import step
+from minidsv41.serve.prefill import prefill, replay
 from tests.tiny import TINY, prompt, tiny
 
 FORMS = pytest.mark.parametrize(
@@ -113,6 +115,34 @@ def test_a_prompt_comes_back_from_the_store(tmp_path):
             assert torch.equal(a[: len(b)].view(torch.uint8), b.view(torch.uint8))
         nothing, replayed = pages.restore(store, other, prompt(80, seed=4).tolist())
         assert nothing.length == 0 and not nothing.entries and not replayed
+
+
+@pytest.mark.parametrize("length", [2 * PAGE, 2 * PAGE + 1, 3 * PAGE - 1], ids=lambda n: f"prompt of {n}")
+def test_a_hit_from_disk_is_replayed_like_a_hit_in_memory(tmp_path, length):
+    model, ids = tiny(), prompt(3 * PAGE)
+    cache, state = filled(model, ids, packed=True)
+    with Store(tmp_path, pages.identity(model, cache)) as store:
+        pages.persist(store, cache, state, ids.tolist(), replayed=False)
+        other = Cache(model.config, dtype=model.dtype, packed=True)
+        new, _ = pages.restore(store, other, ids[:length].tolist())
+    assert new.length == 2 * PAGE
+    wanted = replay(model, cache, state, ids[:length], 2 * PAGE)
+    assert torch.equal(prefill(model, other, new, ids[:length]), wanted)
+    more = prompt(3, seed=8)
+    assert torch.equal(step(model, other, new, more).hidden, step(model, cache, state, more).hidden)
+
+
+def test_exact_reconstruction_upon_pages_from_disk_is_the_cold_run(tmp_path):
+    model, ids = tiny(), prompt(3 * PAGE)
+    cache, state = filled(model, ids[: 2 * PAGE], packed=True)
+    with Store(tmp_path, pages.identity(model, cache)) as store:
+        pages.persist(store, cache, state, ids.tolist(), replayed=False)
+        other = Cache(model.config, dtype=model.dtype, packed=True)
+        new, _ = pages.restore(store, other, ids.tolist())
+    reconstruct(model, other, new, ids)
+    cold = prefill(model, cache, cache.new(), ids, cut=None)
+    warm = prefill(model, other, new, ids, cut=None)
+    torch.testing.assert_close(warm, cold, rtol=0, atol=1e-9)
 
 
 def test_pages_computed_after_a_replay_say_so(tmp_path):

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from minidsv41.cache import Cache, State
 from minidsv41.cache.shelf import Shelf
 from minidsv41.model import Model
-from minidsv41.serve.generate import prefill, step
+from minidsv41.serve.generate import step
+from minidsv41.serve.prefill import prefill
 from tests.tiny import TINY, prompt, tiny
 
 
