@@ -96,10 +96,12 @@ def changed(config: ModelConfig, changes: dict) -> dict:
     return changes | {"engram_num_embeddings": replace(config, **changes).with_engram_rows().engram_num_embeddings}
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize(("length", "chunk"), [(W + 1, 64), (2 * W, 5), (37, 4), (70, 33)])
-def test_a_cut_prompt_is_a_masked_one(length: int, chunk: int, cut: str, variant: str) -> None:
+@pytest.mark.parametrize(
+    ("variant", "length", "chunk"),
+    [("plain", W + 1, 64), ("plain", 2 * W, 5), ("plain", 70, 33), *((name, 37, 4) for name in VARIANTS)],
+)
+def test_a_cut_prompt_is_a_masked_one(variant: str, length: int, chunk: int, cut: str) -> None:
     model, ids = tiny(**changed(TINY, VARIANTS[variant])), prompt(length + 3)
     out, keys, batch = masked(model, ids, length - W, cut)
     cache, state = held(model, ids[:0])
@@ -166,7 +168,7 @@ def test_a_prompt_of_a_window_is_not_cut(length: int, cut: str) -> None:
     close(model.logits(Prefill(model, cache, state, ids, cut=cut).finish(2)), whole(model, ids))
 
 
-@pytest.mark.parametrize("length", [W, W + 3, 20])
+@pytest.mark.parametrize("length", [W, W + 3])
 def test_the_rows_that_ran_through_all_layers_are_those_promised(length: int) -> None:
     model, ids = tiny(), prompt(length)
     for hit in range(length + 1):
@@ -204,7 +206,7 @@ def test_a_hit_within_the_window_is_exact(hit: int) -> None:
 
 def test_replay_takes_any_hit_of_a_sequence_that_went_elsewhere() -> None:
     model, ids, other = tiny(), prompt(50), prompt(70, seed=1)
-    for hit in (0, 1, 7, 8, 33, 50):
+    for hit in (0, 7, 33, 50):
         cache, state = held(model, torch.cat([ids[:hit], other]))
         fresh = held(model, ids[:hit])
         close(replay(model, cache, state, ids, hit), replay(model, *fresh, ids, hit, chunk=3))
@@ -255,7 +257,7 @@ def test_a_window_as_long_as_the_prompt_makes_replay_exact(cut: str | None) -> N
     model, ids = tiny(sliding_window=64), prompt(64)
     wanted = whole(model, ids)
     cache, state = held(model, ids[:0])
-    for asked, answered, hit in ((20, 25, 25), (30, 33, 17), (40, 55, 40), (40, 41, 41), (60, 64, 64)):
+    for asked, answered, hit in ((20, 25, 25), (30, 33, 17), (40, 41, 41), (60, 64, 64)):
         close(prefill(model, cache, state, ids[:asked], cut=cut, chunk=9), wanted[asked - 1])
         close(following(model, cache, state, ids[asked:answered]), wanted[asked:answered])
         cache.truncate(state, hit)
