@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from minidsv41.config import ModelConfig
 from minidsv41.ledger import bytes as kept
-from minidsv41.ledger import checkpoint, flops, models, params, scratch, traffic
+from minidsv41.ledger import checkpoint, flops, handoff, models, params, scratch, traffic
 from minidsv41.ledger.line import Line, plain
 from minidsv41.ledger.persistent import persistent_lines
 
@@ -23,6 +23,7 @@ def books(c: ModelConfig) -> list[Book]:
         "Kept for each token": token_lines(c),
         "Kept for one sequence": sequence_lines(c),
         "Kept on disk for each token of a request": persistent_lines(c, ancestors=is_release(c)),
+        "Handed over from prefill to decode": handoff.book_lines(c),
         "Parameters": parameter_lines(c),
         "Parameters that one token meets": [
             params.active_per_layer_matrices(c),
