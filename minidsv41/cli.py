@@ -118,6 +118,9 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.7,
     top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens that hold this much.")] = 0.95,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    speculative: Annotated[
+        bool, typer.Option("--speculative", help="Draft with DSpark, several tokens a step.")
+    ] = False,
 ) -> None:
     """Continue a text, in English, Chinese or Python."""
     import torch
@@ -131,7 +134,7 @@ def generate(
     own = folder / "tokenizer.json"
     model, tokenizer = checkpoints.load(folder), load_tokenizer(own if own.exists() else None)
     generator = torch.Generator().manual_seed(seed)
-    settings = dict(max_new=max_new, temperature=temperature, top_p=top_p)
+    settings = dict(max_new=max_new, temperature=temperature, top_p=top_p, speculative=speculative)
     pieces = speak(model, tokenizer, prompt, generator=generator, **settings)
     typer.echo(prompt, nl=False)
     try:
@@ -210,6 +213,28 @@ def bench_decode(
             speed = f"{row['prefill_tokens_per_second']:8.0f} prefill {row['decode_tokens_per_second']:8.1f} decode"
             typer.echo(f"{name:10} {row['context']:6} tokens {speed} tokens/s {row['cache_bytes']:10} B of cache")
     typer.echo(bench.write(bench.record("decode", config, results), into or records_dir()))
+
+
+@bench.command("speculative")
+def bench_speculative(
+    prompts: Annotated[int, typer.Option(min=1, help="Of each kind of text.")] = 8,
+    new: Annotated[int, typer.Option(min=2, help="Tokens to add to each.")] = 128,
+    threads: Annotated[int, typer.Option(min=1)] = 2,
+    checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint folder (default: the shipped toy).")] = None,
+    into: Annotated[Path | None, typer.Option(help="The folder of the record; data/records if not given.")] = None,
+) -> None:
+    """Decode with drafts and without: accepted tokens a step and speed on plays, poems and code; the schedule."""
+    from minidsv41 import checkpoint as checkpoints
+    from minidsv41.paths import checkpoint_dir, records_dir
+    from minidsv41.train import bench, bench_speculative
+    from minidsv41.train.data import corpus
+
+    config = bench_speculative.SpeculativeConfig(prompts=prompts, new=new, threads=threads)
+    results = bench_speculative.measure(checkpoints.load(checkpoint or checkpoint_dir()), corpus(), config)
+    for row in results["text"]:
+        speed = f"{row['plain']:8.1f} plain {row['speculative']:8.1f} speculative tokens/s"
+        typer.echo(f"{row['kind']:8} T = {row['temperature']} {row['tokens_per_step']:5.2f} tokens/step {speed}")
+    typer.echo(bench.write(bench.record("speculative", config, results), into or records_dir()))
 
 
 @bench.command("flips")

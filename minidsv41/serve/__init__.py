@@ -2,6 +2,7 @@
 
 from minidsv41.serve.generate import generate
 from minidsv41.serve.prefill import Prefill, RequestError, prefill, replay
+from minidsv41.serve.speculative import speculate
 from minidsv41.serve.text import speak
 
-__all__ = ["Prefill", "RequestError", "generate", "prefill", "replay", "speak"]
+__all__ = ["Prefill", "RequestError", "generate", "prefill", "replay", "speak", "speculate"]
