@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import json
 import random
-import struct
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from hashlib import shake_128
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from threading import Timer
 
+from minidsv41.cache.record import TOKEN_BYTES, token_bytes
 from minidsv41.cache.store import Identity, Store
 
 ROOT = Path(__file__).parents[1]
@@ -29,10 +29,11 @@ def opened(folder: Path | str, **how) -> Store:
     return Store(folder, IDENTITY, **{"max_bytes": MAX_BYTES} | how)
 
 
-def expected(ids: list[int], page: int, identity: Identity = IDENTITY) -> bytes:
-    """The bytes of a page, which no other prefix has."""
-    ids = ids[: (page + 1) * identity.page]
-    return shake_128(struct.pack(f"<{len(ids)}I", *ids)).digest(identity.page_bytes)
+def pages_of(ids: list[int], identity: Identity = IDENTITY) -> Callable[[int], bytes]:
+    """The bytes of each page, which no other prefix has."""
+    packed, size = token_bytes(ids), TOKEN_BYTES * identity.page
+    repeat = -(-identity.page_bytes // 8)
+    return lambda i: (blake2b(packed[: (i + 1) * size], digest_size=8).digest() * repeat)[: identity.page_bytes]
 
 
 def prompts(seed: int) -> Iterator[list[int]]:
@@ -48,13 +49,13 @@ def prompts(seed: int) -> Iterator[list[int]]:
 
 
 def put(store: Store, ids: list[int]) -> int:
-    return store.put(ids, lambda page: expected(ids, page))
+    return store.put(ids, pages_of(ids))
 
 
 def found(store: Store, ids: list[int]) -> int:
     """Pages of ids that the store gives; their bytes must be right."""
-    pages = store.match(ids)
-    assert [p.data for p in pages] == [expected(ids, i) for i in range(len(pages))], "another prompt's bytes"
+    pages, right = store.match(ids), pages_of(ids, store.identity)
+    assert all(p.data == right(i) for i, p in enumerate(pages)), "another prompt's bytes"
     return len(pages)
 
 

@@ -20,7 +20,7 @@ from minidsv41.cache import store as module
 from minidsv41.cache.store import Identity, Store, StoreError
 from minidsv41.config import ModelConfig
 from minidsv41.ledger.bytes import kv_bytes_per_token
-from tests.store_process import IDENTITY, ROOT, campaign, expected, found, opened, prompts, put, start
+from tests.store_process import IDENTITY, ROOT, campaign, found, opened, pages_of, prompts, put, start
 
 PAGE = IDENTITY.page
 THREE = list(range(3 * PAGE + 10))  # three pages and a rest
@@ -59,7 +59,7 @@ def test_a_store_outlives_its_process(tmp_path):
 
 def test_what_follows_a_replayed_page_is_replayed(tmp_path):
     with opened(tmp_path) as store:
-        page = lambda i: expected(THREE, i)  # noqa: E731
+        page = pages_of(THREE)
         store.put(THREE[:PAGE], page)
         store.put(THREE[: 2 * PAGE], page, replayed=True)
         store.put(THREE, page)
@@ -103,9 +103,8 @@ def test_colliding_hashes_and_flipped_bits_never_give_another_prompts_page(weak,
                 flip(store, at)
                 continue
             if what == "put":
-                store.put(ids, lambda i, ids=ids: expected(ids, i, SMALL))
-            pages = store.match(ids)
-            assert [p.data for p in pages] == [expected(ids, i, SMALL) for i in range(len(pages))]
+                store.put(ids, pages_of(ids, SMALL))
+            found(store, ids)
 
 
 def test_a_collision_is_counted_and_the_later_prompt_is_kept(tmp_path):
@@ -146,8 +145,9 @@ def test_a_flipped_bit_is_a_miss_and_is_mended(tmp_path, offset):
         put(store, THREE)
     path = tmp_path / "data.mdb"
     raw = bytearray(path.read_bytes())
-    at = raw.index(expected(THREE, 1))
-    assert raw.count(expected(THREE, 1)) == 1
+    data = pages_of(THREE)(1)
+    at = raw.index(data)
+    assert raw.count(data) == 1
     raw[at + offset] ^= 0x10
     path.write_bytes(raw)
     with opened(tmp_path) as store:
@@ -201,7 +201,7 @@ def test_another_versions_store_is_refused(tmp_path, monkeypatch):
 def test_a_writer_killed_at_twenty_random_points(tmp_path):
     result = campaign(tmp_path, 20, seed=1)
     assert result["prompts_stored"] > 20 and result["pages_stored"] > 100
-    assert result["prompts_cut_off"] > 2 and result["kills_in_a_commit"] > 0
+    assert result["prompts_cut_off"] > 10
 
 
 def test_two_processes_read_while_one_writes(tmp_path):
