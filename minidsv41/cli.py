@@ -270,6 +270,40 @@ def bench_flips(
     typer.echo(bench.write(content | {"results": results}, into or records_dir()))
 
 
+study = typer.Typer(help="Measure what a shortcut of the design costs and changes.", no_args_is_help=True)
+app.add_typer(study, name="study")
+
+
+@study.command("replay")
+def study_replay(
+    checkpoint: Annotated[
+        list[Path] | None, typer.Option(help="A checkpoint folder (default: the shipped toy); may be repeated.")
+    ] = None,
+    prompts: Annotated[int, typer.Option(min=1)] = 40,
+    hit: Annotated[int, typer.Option(min=1, help="Tokens of a prompt that came before.")] = 300,
+    turn: Annotated[int, typer.Option(min=1, help="New tokens of a prompt.")] = 50,
+    following: Annotated[int, typer.Option(min=2, help="True tokens whose predictions are compared.")] = 32,
+    seed: Annotated[int, typer.Option()] = 0,
+    into: Annotated[Path | None, typer.Option(help="The folder of the record; data/records if not given.")] = None,
+) -> None:
+    """Take in prompts cold, with exact and with bounded replay: row-layers, and how far the predictions move."""
+    import torch
+
+    from minidsv41.paths import checkpoint_dir, records_dir
+    from minidsv41.train import bench, study_replay
+
+    threads = torch.get_num_threads()
+    sizes = dict(prompts=prompts, hit=hit, turn=turn, following=following, seed=seed)
+    config, results = study_replay.ReplayStudy(**sizes, threads=threads), []
+    for folder in checkpoint or [checkpoint_dir()]:
+        results.append(found := study_replay.run(folder, config))
+        typer.echo(f"{folder}: {found['trained'] or 'no record of its training'}")
+        for way, row in found["ways"].items():
+            moved = f"KL {row['kl']:.4f}  top-1 {row['top1_agreement']:6.1%}  perplexity {row['perplexity']:.2f}"
+            typer.echo(f"  {way:28} {row['row_layers']:7.0f} row-layers  {moved}")
+    typer.echo(bench.write(bench.record("replay", config, results), into or records_dir()))
+
+
 lesson = typer.Typer(help="The learner's copies of the lessons.", no_args_is_help=True)
 app.add_typer(lesson, name="lesson")
 Into = Annotated[Path, typer.Option("--into", help="The folder of the copies.")]
