@@ -271,7 +271,7 @@ def p_value(seen: Tensor, wanted: Tensor) -> float:
     return float(torch.special.gammaincc(torch.tensor((len(seen) - 1) / 2, dtype=torch.float64), statistic / 2))
 
 
-def sampled_pairs(model: Model, ids: Tensor, n: int, **settings) -> tuple[Tensor, float]:
+def sampled_pairs(model: Model, ids: Tensor, n: int, *, plan=None, **settings) -> tuple[Tensor, float]:
     """[V, V] counts of the next two tokens in n independent runs, and the share of first drafts kept."""
     sampling = [Sampling(**settings, generator=torch.Generator().manual_seed(i)) for i in range(n)]
     cache, states = filled(model, [ids[:-1]] * n)
@@ -280,7 +280,7 @@ def sampled_pairs(model: Model, ids: Tensor, n: int, **settings) -> tuple[Tensor
     for step in range(2):
         some = [i for i, text in enumerate(texts) if len(text) < 3]
         anchors = torch.tensor([texts[i][-1] for i in some])
-        gains = advance(model, cache, [states[i] for i in some], anchors, [sampling[i] for i in some])
+        gains = advance(model, cache, [states[i] for i in some], anchors, [sampling[i] for i in some], plan=plan)
         for i, gain in zip(some, gains, strict=True):
             texts[i] += gain.tokens.tolist()
             kept += step == 0 and len(gain.tokens) > 1
@@ -290,13 +290,19 @@ def sampled_pairs(model: Model, ids: Tensor, n: int, **settings) -> tuple[Tensor
 
 
 RUNS = 1500
+THRIFTY = Schedule(Calibration((1.0,) * BLOCK), Speed((1, 4 * RUNS), (1.0, 1.0)), budget=5 * RUNS // 2)
 
 
-@pytest.mark.parametrize("settings", [{"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.8}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.8}, {"temperature": 1.0, "plan": THRIFTY}],
+    ids=["hot", "nucleus", "scheduled"],
+)
 def test_sampled_text_has_the_distribution_of_the_target(settings: dict) -> None:
     model, ids = loud(), prompt(6, seed=3, vocab=8)
     seen, kept = sampled_pairs(model, ids, RUNS, **settings)
     assert 0.1 < kept < 0.9
+    settings.pop("plan", None)
     assert p_value(seen, target_pairs(model, ids, Sampling(**settings)).flatten()) > 0.001
 
 

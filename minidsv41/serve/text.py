@@ -28,8 +28,8 @@ def encode(model: Model, tokenizer: Tokenizer, prompt: str) -> torch.Tensor:
 def speak(model: Model, tokenizer: Tokenizer, prompt: str, *, speculative: bool = False, **settings) -> Iterator[str]:
     """Pieces of text after `prompt`, one by one, each a whole number of characters; settings as in `generate`.
 
-    speculative: several tokens a step, drafted by DSpark and verified. Ends at the end-of-document token. Bytes that never form a character come out as U+FFFD.
-    Raises RequestError, before any work, as `encode` and `generate` do.
+    speculative: several tokens a step, drafted by DSpark and verified. Ends at the end-of-document token. Bytes that
+    never form a character come out as U+FFFD. Raises RequestError, before any work, as `encode` and `generate` do.
     """
     stop = frozenset({model.config.eos_token_id})
     run = speculate if speculative else generate
