@@ -22,16 +22,23 @@ SECONDS = 20.0
 
 
 class Dying:
-    """A link whose process is killed when it is about to send for the nth time."""
+    """A link whose process is killed when piece number `last` is about to pass, in either direction."""
 
     def __init__(self, link: Link, last: int) -> None:
-        self.link, self.left, self.receive = link, last, link.receive
+        self.link, self.left = link, last
 
     def send(self, data: torch.Tensor) -> None:
+        self.count()
+        self.link.send(data)
+
+    def receive(self, size: int) -> torch.Tensor:
+        self.count()
+        return self.link.receive(size)
+
+    def count(self) -> None:
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         self.left -= 1
-        self.link.send(data)
 
 
 def start(model, length: int, *, packed: bool) -> tuple[Cache, State, torch.Tensor]:
@@ -42,7 +49,7 @@ def start(model, length: int, *, packed: bool) -> tuple[Cache, State, torch.Tens
 
 
 @torch.no_grad()
-def go_on(model, cache: Cache, state: State, token: int, steps: int = 8) -> tuple[list[int], torch.Tensor]:
+def go_on(model, cache: Cache, state: State, token: int, steps: int = 5) -> tuple[list[int], torch.Tensor]:
     """Greedy tokens from `token` on, and the logits [steps, V] that chose them."""
     tokens, logits = [token], []
     for _ in range(steps):

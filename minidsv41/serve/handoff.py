@@ -103,8 +103,8 @@ def send(
 def receive(link: Link, cache: Cache, *, model: str, draft: bool = True) -> Received:
     """Take a sequence over into `cache`.
 
-    Nothing is allocated before its size is checked, and nothing stays behind after a failure. Raises
-    HandoffError, and tells the sender why; after a LinkError the link must be connected again.
+    Nothing is allocated before its size is checked, and nothing stays behind after a failure. Raises HandoffError,
+    which the sender hears too, or LinkError: then neither hears the other, and the link must be connected again.
     """
     state, config = cache.new(), cache.config
     try:

@@ -163,4 +163,5 @@ def naming(what: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        raise LinkError(f"{what} ({str(error).partition(chr(10))[0]})") from None
+        source, _, why = str(error).partition("] ")  # gloo's begin with [file:line]
+        raise LinkError(f"{what} ({(why if source.startswith('[') else str(error)).partition('. ')[0]})") from None
