@@ -46,7 +46,8 @@ class Sampling:
         """Uniform in [0, 1)."""
         if self.temperature == 0:
             return 0.0
-        return float(torch.rand((), generator=self.generator, dtype=torch.float64))
+        device = self.generator.device if self.generator else None
+        return float(torch.rand((), generator=self.generator, dtype=torch.float64, device=device))
 
 
 class Gain(NamedTuple):
