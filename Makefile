@@ -13,7 +13,7 @@ JOBS ?= 2
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test check browser tour notebooks bench clean
+.PHONY: help lab test check browser tour notebooks bench soak clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -54,10 +54,14 @@ tour: $(READY) ## The course's main job without a browser, in about 30 seconds
 notebooks: $(READY) ## Run every lesson again and save its normalised outputs
 	PYTHONPATH=$(CURDIR)/tests/blocked MINIDSV41_WITHOUT=triton $(BIN)/python scripts/notebooks.py
 
-bench: $(READY) ## Measure training, decoding and float32 flips on a quiet machine; writes data/records/
+bench: $(READY) ## Measure training, decoding, drafts and float32 flips on a quiet machine; writes data/records/
 	$(BIN)/minidsv41 bench train
 	$(BIN)/minidsv41 bench decode
+	$(BIN)/minidsv41 bench speculative
 	$(BIN)/minidsv41 bench flips
+
+soak: $(READY) ## Long fault campaigns: a store's writer killed at 200 random points; writes data/records/
+	$(BIN)/python -m scripts.soak_store --kills 200
 
 clean: ## Remove the environment and everything that tools left behind (never workbook/)
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

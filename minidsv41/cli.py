@@ -118,6 +118,9 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.7,
     top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens that hold this much.")] = 0.95,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    speculative: Annotated[
+        bool, typer.Option("--speculative", help="Draft with DSpark, several tokens a step.")
+    ] = False,
 ) -> None:
     """Continue a text, in English, Chinese or Python."""
     import torch
@@ -131,7 +134,7 @@ def generate(
     own = folder / "tokenizer.json"
     model, tokenizer = checkpoints.load(folder), load_tokenizer(own if own.exists() else None)
     generator = torch.Generator().manual_seed(seed)
-    settings = dict(max_new=max_new, temperature=temperature, top_p=top_p)
+    settings = dict(max_new=max_new, temperature=temperature, top_p=top_p, speculative=speculative)
     pieces = speak(model, tokenizer, prompt, generator=generator, **settings)
     typer.echo(prompt, nl=False)
     try:
@@ -212,6 +215,28 @@ def bench_decode(
     typer.echo(bench.write(bench.record("decode", config, results), into or records_dir()))
 
 
+@bench.command("speculative")
+def bench_speculative(
+    prompts: Annotated[int, typer.Option(min=1, help="Of each kind of text.")] = 8,
+    new: Annotated[int, typer.Option(min=2, help="Tokens to add to each.")] = 128,
+    threads: Annotated[int, typer.Option(min=1)] = 2,
+    checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint folder (default: the shipped toy).")] = None,
+    into: Annotated[Path | None, typer.Option(help="The folder of the record; data/records if not given.")] = None,
+) -> None:
+    """Decode with drafts and without: accepted tokens a step and speed on plays, poems and code; the schedule."""
+    from minidsv41 import checkpoint as checkpoints
+    from minidsv41.paths import checkpoint_dir, records_dir
+    from minidsv41.train import bench, bench_speculative
+    from minidsv41.train.data import corpus
+
+    config = bench_speculative.SpeculativeConfig(prompts=prompts, new=new, threads=threads)
+    results = bench_speculative.measure(checkpoints.load(checkpoint or checkpoint_dir()), corpus(), config)
+    for row in results["text"]:
+        speed = f"{row['plain']:8.1f} plain {row['speculative']:8.1f} speculative tokens/s"
+        typer.echo(f"{row['kind']:8} T = {row['temperature']} {row['tokens_per_step']:5.2f} tokens/step {speed}")
+    typer.echo(bench.write(bench.record("speculative", config, results), into or records_dir()))
+
+
 @bench.command("flips")
 def bench_flips(
     prompts: Annotated[int, typer.Option(min=1)] = 100,
@@ -243,6 +268,40 @@ def bench_flips(
     settings = {"length": length, "seed": seed, "tolerance": flips.TOLERANCE}
     content = {"kind": "flips", "settings": settings, "machine": machine.describe(threads=torch.get_num_threads())}
     typer.echo(bench.write(content | {"results": results}, into or records_dir()))
+
+
+study = typer.Typer(help="Measure what a shortcut of the design costs and changes.", no_args_is_help=True)
+app.add_typer(study, name="study")
+
+
+@study.command("replay")
+def study_replay(
+    checkpoint: Annotated[
+        list[Path] | None, typer.Option(help="A checkpoint folder (default: the shipped toy); may be repeated.")
+    ] = None,
+    prompts: Annotated[int, typer.Option(min=1)] = 40,
+    hit: Annotated[int, typer.Option(min=1, help="Tokens of a prompt that came before.")] = 300,
+    turn: Annotated[int, typer.Option(min=1, help="New tokens of a prompt.")] = 50,
+    following: Annotated[int, typer.Option(min=2, help="True tokens whose predictions are compared.")] = 32,
+    seed: Annotated[int, typer.Option()] = 0,
+    into: Annotated[Path | None, typer.Option(help="The folder of the record; data/records if not given.")] = None,
+) -> None:
+    """Take in prompts cold, with exact and with bounded replay: row-layers, and how far the predictions move."""
+    import torch
+
+    from minidsv41.paths import checkpoint_dir, records_dir
+    from minidsv41.train import bench, study_replay
+
+    threads = torch.get_num_threads()
+    sizes = dict(prompts=prompts, hit=hit, turn=turn, following=following, seed=seed)
+    config, results = study_replay.ReplayStudy(**sizes, threads=threads), []
+    for folder in checkpoint or [checkpoint_dir()]:
+        results.append(found := study_replay.run(folder, config))
+        typer.echo(f"{folder}: {found['trained'] or 'no record of its training'}")
+        for way, row in found["ways"].items():
+            moved = f"KL {row['kl']:.4f}  top-1 {row['top1_agreement']:6.1%}  perplexity {row['perplexity']:.2f}"
+            typer.echo(f"  {way:28} {row['row_layers']:7.0f} row-layers  {moved}")
+    typer.echo(bench.write(bench.record("replay", config, results), into or records_dir()))
 
 
 lesson = typer.Typer(help="The learner's copies of the lessons.", no_args_is_help=True)

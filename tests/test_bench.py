@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from minidsv41.config import ModelConfig
 from minidsv41.ledger.bytes import kv_bytes_per_token
-from minidsv41.train import bench, bench_decode, bench_train
+from minidsv41.train import bench, bench_decode, bench_speculative, bench_train
 from tests.babble import babble
+from tests.tiny import TINY, tiny
 
 
 def test_contenders_have_equal_active_parameters():
@@ -42,3 +44,22 @@ def test_decoding_is_measured(monkeypatch, tmp_path):
     content = json.loads(path.read_text(encoding="utf-8"))
     assert path.name == "bench_decode.json"
     assert content["results"] == results and content["machine"]["threads"] == 1
+
+
+def test_speculation_is_measured():
+    text = babble()
+    c = bench_speculative.SpeculativeConfig(prompts=2, length=20, new=9, rows=(1, 4), threads=1)
+    found = bench_speculative.measure(tiny(dtype=torch.float32), text, c)
+    assert [(row["kind"], row["temperature"]) for row in found["text"]] == [
+        (kind, t) for kind in text.validation for t in c.temperatures
+    ]
+    for row in found["text"]:
+        assert 1 <= row["tokens_per_step"] == pytest.approx(1 + sum(row["kept"]), abs=2e-3)
+        assert row["steps"] >= 2
+        assert row["same_text"] <= c.prompts
+        for name in ("plain", "speculative"):
+            low, high = row[f"{name}_range"]
+            assert 0 < low <= row[name] <= high
+    block = TINY.dspark_block_size
+    assert {len(found["calibration"][name]) for name in ("temperatures", "error_before", "error_after")} == {block}
+    assert list(found["seconds_per_step"]) == ["1", "4"]

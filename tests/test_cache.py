@@ -9,7 +9,10 @@ import torch
 
 from minidsv41.cache import Cache, State
 from minidsv41.cache.pool import PAGE
+from minidsv41.model import SequenceKeys
+from minidsv41.model.keys import Keys
 from minidsv41.ops import Batch
+from minidsv41.serve.generate import step
 from tests.test_model import whole
 from tests.tiny import TINY, prompt, tiny
 
@@ -61,3 +64,23 @@ def test_what_others_left_behind_changes_nothing(value: float, packed: bool) -> 
         running = [r for r in running if r[0].length < len(r[1])]
     assert len(cache.entries.free) == cache.entries.pages < sum(-(-n // PAGE) for n in LENGTHS)
     assert len(cache.windows.free) == cache.windows.pages
+
+
+@pytest.mark.parametrize("length", [W, PAGE - 1, PAGE, *range(PAGE + W - 2, PAGE + W + 2)])
+def test_a_draft_reads_the_oldest_row_of_the_window_too(length: int) -> None:
+    """One row more than the next token does, and its page is still there."""
+    model, ids = tiny(), prompt(length)
+    anchor, seq, last = torch.tensor([5]), torch.tensor([0]), torch.tensor([length - 1])
+
+    def drafted(keys: Keys) -> torch.Tensor:
+        return model.mtp.draft(anchor, seq, last, model.embed, model.head, keys).logits
+
+    batch = Batch.equal(ids[None])
+    whole_keys = SequenceKeys(model.config, batch)
+    with torch.no_grad():
+        model.mtp.remember(model(batch, whole_keys).features, batch, whole_keys)
+    cache = Cache(model.config, dtype=model.dtype)
+    state = cache.new()
+    step(model, cache, state, ids)
+    keys = cache.keys([state], Batch.ragged([anchor], [length]))
+    torch.testing.assert_close(drafted(keys), drafted(whole_keys), rtol=0, atol=1e-9)

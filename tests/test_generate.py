@@ -25,7 +25,7 @@ def whole_greedy(model, ids: torch.Tensor, n: int) -> list[int]:
 @pytest.mark.parametrize("chunk", [1, 5, 64])
 def test_greedy_decode_repeats_what_whole_forwards_choose(chunk: int) -> None:
     model, ids = tiny(), prompt(17)
-    assert list(generate(model, ids, max_new=12, chunk=chunk)) == whole_greedy(model, ids, 12)
+    assert list(generate(model, ids, max_new=12, chunk=chunk, cut=None)) == whole_greedy(model, ids, 12)
 
 
 def test_generation_stops_at_a_stop_id_and_at_the_context() -> None:

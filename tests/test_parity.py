@@ -29,14 +29,14 @@ def test_every_stage_of_the_golden_folder_agrees(rows) -> None:
     assert {r.verdict for r in exact} == {"ok", "not compared"}
     compared = {r.case for r in exact if r.verdict == "ok"}
     assert compared == {
-        f"{case} {mode}" for case in ("prefill", "decode", "imagemask", "dspark") for mode in ("qat", "noqat")
+        f"{case} {mode}" for case in ("prefill", "decode", "imagemask", "dspark", "replay") for mode in ("qat", "noqat")
     }
 
 
 def test_every_tensor_of_every_trace_is_accounted_for(rows) -> None:
     inputs = {"ids", "image_mask", "positions"}
     for mode in ("qat", "noqat"):
-        for case in ("decode", "imagemask", "dspark"):
+        for case in ("decode", "imagemask", "dspark", "replay"):
             names = load_file(GOLDEN / f"trace_{case}.safetensors")
             expected = {n.removeprefix(f"{mode}.") for n in names if n.startswith(f"{mode}.")}
             assert {r.stage for r in rows if r.case == f"{case} {mode}"} == expected
@@ -172,6 +172,25 @@ def test_a_trace_of_another_form_is_refused(folder: Path, damage, said: str) -> 
 def test_a_broken_file_is_named(folder: Path, name: str, content: bytes, said: str) -> None:
     (folder / name).write_bytes(content)
     with pytest.raises(ParityError, match=f"{name}: {said}"):
+        parity(folder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda t: t.pop("next_ids"), "next_ids are missing"),
+        (lambda t: t.update({"noqat.enc.H80.T80.logits": t["ids"]}), "enc.H80.T80.logits: a prompt needs more tokens"),
+        (
+            lambda t: t.update({"noqat.dec.early.T44.logits": t["ids"]}),
+            "dec.early.T44.logits: not the name of a replay",
+        ),
+    ],
+)
+def test_a_replay_that_is_not_known_is_refused(folder: Path, damage, said: str) -> None:
+    tensors = load_file(GOLDEN / "trace_replay.safetensors")
+    damage(tensors)
+    save_file({n: v.clone() for n, v in tensors.items()}, folder / "trace_replay.safetensors")
+    with pytest.raises(ParityError, match=said):
         parity(folder)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 from torch import Tensor
 
@@ -49,6 +51,19 @@ class Pool:
             self.data[at], self.scales[at] = self.format.encode(values)
         else:
             self.data[at] = self.format.fake_quant(values) if self.format else values
+
+    def like(self, *, page: int) -> Pool:
+        """An empty pool that stores rows the same way, in pages of `page` rows."""
+        new = copy(self)
+        new.page, new.data = page, self.data[:0]
+        new.scales = None if self.scales is None else self.scales[:0]
+        return new
+
+    def copy_rows(self, at: Tensor, other: Pool, source: Tensor) -> None:
+        """Store the rows source [n] of a pool like this one at physical rows at [n], as they are."""
+        self.data[at] = other.data[source]
+        if self.scales is not None:
+            self.scales[at] = other.scales[source]
 
     def rows(self, table: Tensor) -> Rows:
         """The pool as seen through a page table [S, P]."""

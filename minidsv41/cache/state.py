@@ -83,7 +83,7 @@ class Cache:
     def nbytes(self, state: State, which: Literal["live", "allocated"] = "live") -> dict[str, int]:
         """Bytes of one sequence by kind, from the storage itself.
 
-        live: min(T, W) window rows (a full ring, although the next query does not read its oldest row) and
+        live: min(T, W) window rows (a full ring: the next draft reads all of it, the next token all but one) and
         every complete entry and index key; allocated: whole pages.
         """
         c, out = self.config, {"window": 0, "draft window": 0, "entry": 0, "index": 0}
@@ -98,18 +98,43 @@ class Cache:
         out["engram history"] = state.history.nbytes
         return out
 
-    def keys(self, states: list[State], batch: Batch) -> CacheKeys:
-        """What a forward pass over `batch` reads and writes for these sequences."""
-        return CacheKeys(self, states, batch)
+    def truncate(self, state: State, length: int) -> None:
+        """Keep no more than a hit of `length` tokens: their entries and index keys. Window rows must be replayed."""
+        assert 0 <= length <= state.length, f"a hit of {length} tokens in a sequence of {state.length}"
+        for page in state.windows.values():
+            self.windows.give(page)
+        state.windows.clear()
+        for logical in [p for p in state.entries if p >= -(-length // PAGE)]:
+            self.entries.give(state.entries.pop(logical))
+        state.length = length
+
+    def keys(self, states: list[State], batch: Batch, *, kept: list[int] | None = None) -> CacheKeys:
+        """What a forward pass over `batch` reads and writes for these sequences.
+
+        kept, for a replay: how many first tokens of each sequence have their entries and index keys; those of
+        a group that ends among them are not written again. A batch that replays nothing begins where they end.
+        """
+        if kept is None:
+            for state, start in zip(states, batch.starts, strict=True):
+                assert state.length == start, f"the sequence holds {state.length} tokens, the batch starts at {start}"
+        return CacheKeys(self, states, batch, kept or list(batch.starts))
+
+
+def page_table(pages: list[dict[int, int]], device: torch.device) -> Tensor:
+    """[S, P] physical pages, -1 where a sequence has none."""
+    width = max((logical + 1 for own in pages for logical in own), default=1)
+    table = torch.full((len(pages), width), -1, dtype=torch.int64)
+    for row, own in enumerate(pages):
+        for logical, page in own.items():
+            table[row, logical] = page
+    return table.to(device)
 
 
 class CacheKeys(Keys):
     """Keys of several sequences in a cache. Call `commit` after the forward pass."""
 
-    def __init__(self, cache: Cache, states: list[State], batch: Batch) -> None:
-        for state, start in zip(states, batch.starts, strict=True):
-            assert state.length == start, f"the sequence holds {state.length} tokens, the batch starts at {start}"
-        self.cache, self.states, self.batch = cache, states, batch
+    def __init__(self, cache: Cache, states: list[State], batch: Batch, kept: list[int]) -> None:
+        self.cache, self.states, self.batch, self.kept = cache, states, batch, kept
         self.ends = [s + n for s, n in zip(batch.starts, batch.lengths, strict=True)]
         self.tables = {
             "window": self._table(cache.windows, [s.windows for s in states]),
@@ -120,25 +145,24 @@ class CacheKeys(Keys):
 
     def _table(self, allocator: Allocator, pages: list[dict[int, int]]) -> Tensor:
         """[S, P] physical pages, allocating those that this call fills."""
-        width = max(-(-end // PAGE) for end in self.ends)
-        table = torch.full((len(pages), max(width, 1)), -1, dtype=torch.int64)
-        for row, (own, start, end) in enumerate(zip(pages, self.batch.starts, self.ends, strict=True)):
+        for own, start, end in zip(pages, self.batch.starts, self.ends, strict=True):
             for logical in range(start // PAGE, -(-end // PAGE)):
                 if logical not in own:
                     own[logical] = allocator.take()
-            for logical, page in own.items():
-                table[row, logical] = page
-        return table.to(self.cache.device)
+        return page_table(pages, self.cache.device)
 
     def write(self, kind: str, layer: int, seq: Tensor, index: Tensor, values: Tensor) -> None:
+        if kind != "window" and self.kept != list(self.batch.starts):
+            new = (index + 1) * self.cache.config.ratio(layer) > torch.tensor(self.kept, device=index.device)[seq]
+            seq, index, values = seq[new], index[new], values[new]
         rows = self.read(kind, layer)
         self.cache.pools[kind, layer].write(rows.locate(seq, index), values)
 
     def read(self, kind: str, layer: int) -> Rows:
         return self.cache.pools[kind, layer].rows(self.tables["window" if kind == "window" else "entry"])
 
-    def open_pair(self, owner: int, latest: Tensor) -> Tensor:
-        self._pairs[owner] = latest
+    def open_pair(self, owner: int, pairs: Tensor) -> Tensor:
+        self._pairs[owner] = pairs[self.batch.cu_seqlens[1:] - 1]
         return torch.stack([s.open_pairs[owner] for s in self.states])
 
     def history(self, advance: Callable[[Tensor], Tensor]) -> Tensor:
@@ -147,13 +171,13 @@ class CacheKeys(Keys):
         return before
 
     def commit(self) -> None:
-        """Advance the sequences and free window pages that no later token can read."""
+        """Advance the sequences and free window pages that neither a later token nor a draft can read."""
         for i, (state, end) in enumerate(zip(self.states, self.ends, strict=True)):
-            state.length = end
+            state.length = max(state.length, end)
             for owner, latest in self._pairs.items():
                 state.open_pairs[owner] = latest[i].clone()
             if self._history is not None:
                 state.history = self._history[i].clone()
-            first = max(0, end - self.cache.config.sliding_window + 1) // PAGE
+            first = max(0, end - self.cache.config.sliding_window) // PAGE
             for logical in [p for p in state.windows if p < first]:
                 self.cache.windows.give(state.windows.pop(logical))

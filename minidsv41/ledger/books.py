@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from minidsv41.config import ModelConfig
 from minidsv41.ledger import bytes as kept
-from minidsv41.ledger import checkpoint, flops, models, params, traffic
+from minidsv41.ledger import checkpoint, flops, handoff, models, params, scratch, traffic
 from minidsv41.ledger.line import Line, plain
+from minidsv41.ledger.persistent import persistent_lines
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ def books(c: ModelConfig) -> list[Book]:
     contents = {
         "Kept for each token": token_lines(c),
         "Kept for one sequence": sequence_lines(c),
+        "Kept on disk for each token of a request": persistent_lines(c, ancestors=is_release(c)),
+        "Handed over from prefill to decode": handoff.book_lines(c),
         "Parameters": parameter_lines(c),
         "Parameters that one token meets": [
             params.active_per_layer_matrices(c),
@@ -65,6 +68,7 @@ def sequence_lines(c: ModelConfig) -> list[Line]:
         kept.compressor_state_bytes_per_sequence(c),
         kept.open_pair_bytes(c),
         kept.engram_history_bytes(c),
+        scratch.scratch_bytes(c),
     ]
     for context in flops.contexts(c):
         line = kept.state_bytes(c, context)

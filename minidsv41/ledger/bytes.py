@@ -146,6 +146,18 @@ def engram_history_bytes(c: ModelConfig) -> Line:
     return ((order - 1) * ENGRAM_ID_BYTES).named("engram_history_bytes", "B, int64")
 
 
+def stored_lines(c: ModelConfig, tokens: Line) -> list[Line]:
+    """What `tokens` tokens leave for good: complete entries and their index keys, two lines for each owner."""
+    lines = []
+    for owner in c.kv_source_layer_ids:
+        stored = (tokens // c.ratio(owner)).named(f"layer_{owner}_entries", "entries")
+        lines += [
+            (stored * main_entry_bytes(c)).named(f"layer_{owner}_main_bytes", "B, FP4 main"),
+            (stored * index_entry_bytes(c)).named(f"layer_{owner}_index_bytes", "B, FP4 index"),
+        ]
+    return lines
+
+
 def state_lines(c: ModelConfig, length: int) -> list[Line]:
     """All that is kept of one sequence of `length` tokens, in the packed layout; pages are not rounded up."""
     if length < 0:
@@ -157,13 +169,7 @@ def state_lines(c: ModelConfig, length: int) -> list[Line]:
         (layers * rows * window_row_bytes(c)).named("window_bytes", "B, FP8 window"),
         (stages * rows * window_row_bytes(c)).named("draft_window_bytes", "B, FP8 window"),
     ]
-    for owner in c.kv_source_layer_ids:
-        stored = (tokens // c.ratio(owner)).named(f"layer_{owner}_entries", "entries")
-        lines += [
-            (stored * main_entry_bytes(c)).named(f"layer_{owner}_main_bytes", "B, FP4 main"),
-            (stored * index_entry_bytes(c)).named(f"layer_{owner}_index_bytes", "B, FP4 index"),
-        ]
-    return [*lines, open_pair_bytes(c), engram_history_bytes(c)]
+    return [*lines, *stored_lines(c, tokens), open_pair_bytes(c), engram_history_bytes(c)]
 
 
 def state_bytes(c: ModelConfig, length: int) -> Line:

@@ -54,6 +54,11 @@ class Block(nn.Module):
         streams = self.sublayer("attn", streams, lambda x: self.attn(x, ctx, note), note)
         return self.experts(streams, ctx.batch.image_mask, note)
 
+    def publish(self, streams: Streams, ctx: Context) -> None:
+        """Write this layer's entries and index keys, if it owns any, and run nothing."""
+        if self.attn.mode == "full":
+            self.attn.publish(self.attn_norm(streams.collapsed()), ctx, silent)
+
     def experts(self, streams: Streams, image_mask: Tensor | None, note: Note) -> Streams:
         streams = self.sublayer("ffn", streams, lambda x: self.ffn(x, image_mask, note), note)
         note("stream_after_ffn", lambda: streams.settled().X)

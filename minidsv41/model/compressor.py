@@ -30,8 +30,7 @@ class Compressor(nn.Module):
         if self.ratio == 1:
             return batch.seq, batch.positions, self.norm(self.wkv(x))
         pairs = torch.stack([self.wkv(x), self.wgate(x)], 1).to(wide(x.dtype))  # [T, 2, D]
-        last = batch.cu_seqlens[1:] - 1
-        before = keys.open_pair(self.layer, pairs[last])  # [S, 2, D]
+        before = keys.open_pair(self.layer, pairs)  # [S, 2, D]
         closing = (batch.positions % 2 == 1).nonzero()[:, 0]  # [n]
         seq = batch.seq[closing]
         first = torch.where((batch.offset[closing] == 0)[:, None, None], before[seq], pairs[closing - 1])

@@ -30,8 +30,11 @@ class Keys(ABC):
         """The rows stored so far, this call's included."""
 
     @abstractmethod
-    def open_pair(self, owner: int, latest: Tensor) -> Tensor:
-        """[S, 2, D] (content, gate) of the last token before this call; keeps `latest` for the next."""
+    def open_pair(self, owner: int, pairs: Tensor) -> Tensor:
+        """[S, 2, D] (content, gate) of the last token before this call.
+
+        pairs [T, 2, D]: those of this call; each sequence's last is kept for the next.
+        """
 
     @abstractmethod
     def history(self, advance: Callable[[Tensor], Tensor]) -> Tensor:
@@ -59,8 +62,8 @@ class SequenceKeys(Keys):
     def read(self, kind: str, layer: int) -> Rows:
         return self.rows[kind, layer]
 
-    def open_pair(self, owner: int, latest: Tensor) -> Tensor:
-        return torch.zeros_like(latest)
+    def open_pair(self, owner: int, pairs: Tensor) -> Tensor:
+        return pairs.new_zeros(len(self.batch.lengths), *pairs.shape[1:])
 
     def history(self, advance: Callable[[Tensor], Tensor]) -> Tensor:
         shape = len(self.batch.lengths), self.config.engram_max_ngram_size - 1

@@ -96,15 +96,30 @@ class Model(nn.Module):
 
     def encode(self, ctx: Context, record: Record | None = None) -> tuple[Streams, list[Tensor]]:
         """Embedding and encoder layers -> settled streams at the boundary, draft features so far."""
-        x = F.embedding(ctx.batch.tokens, self.embed.weight)
-        streams = Streams.start(x, self.config.hc_mult, wide(self.dtype))
-        return self.run(range(self.config.decoder_start), streams, ctx, record, [])
+        return self.run(range(self.config.decoder_start), self.start(ctx.batch), ctx, record, [])
+
+    def start(self, batch: Batch) -> Streams:
+        """The streams before layer 0."""
+        return Streams.start(F.embedding(batch.tokens, self.embed.weight), self.config.hc_mult, wide(self.dtype))
+
+    def publish(self, streams: Streams, ctx: Context) -> None:
+        """Of the first decoder layer, only what others read of every row: its entries and index keys."""
+        first = self.config.decoder_start
+        grams = self.grams(ctx) if first in self.config.engram_layer_ids else None
+        self.layers[first].publish(self.remind(first, streams, grams, silent), ctx)
 
     def decode(
-        self, streams: Streams, ctx: Context, record: Record | None = None, features: list[Tensor] | None = None
+        self,
+        streams: Streams,
+        ctx: Context,
+        record: Record | None = None,
+        features: list[Tensor] | None = None,
+        *,
+        first: int | None = None,
     ) -> Output:
-        """Decoder layers and the collapse by the last sublayer's mix."""
-        layers = range(self.config.decoder_start, self.config.num_hidden_layers)
+        """Decoder layers, from `first` on if given, and the collapse by the last sublayer's mix."""
+        first = self.config.decoder_start if first is None else first
+        layers = range(first, self.config.num_hidden_layers)
         streams, features = self.run(layers, streams, ctx, record, features or [])
         out = Output(streams.collapsed(), torch.cat(features, -1))
         if record:
@@ -119,18 +134,23 @@ class Model(nn.Module):
         grams = self.grams(ctx) if set(layers) & set(self.config.engram_layer_ids) else None
         features = list(features)
         for i in layers:
-            block, note = self.layers[i], noting(record, i)
-            targeted = i in self.config.dspark_target_layer_ids
-            if targeted or i in self.config.engram_layer_ids:
+            note = noting(record, i)
+            streams = self.remind(i, streams, grams, note)
+            if i in self.config.dspark_target_layer_ids:
                 streams = streams.settled()
-            if i in self.config.engram_layer_ids:
-                rows = block.engram.rows(grams, int(self.token_map[self.config.engram_pad_token_id]))
-                streams = Streams(block.engram(streams.X, rows, grams[:, 0] != DEAD, note), streams.pre)
-                note("stream_after_engram", streams.X)
-            if targeted:
                 features.append(streams.X.mean(1))
-            streams = block(streams, ctx, note)
+            streams = self.layers[i](streams, ctx, note)
         return streams.settled(), features
+
+    def remind(self, layer: int, streams: Streams, grams: Tensor | None, note: Note) -> Streams:
+        """Add what the layer's Engram knows about the last words, if it has one."""
+        if layer not in self.config.engram_layer_ids:
+            return streams
+        engram, streams = self.layers[layer].engram, streams.settled()
+        rows = engram.rows(grams, int(self.token_map[self.config.engram_pad_token_id]))
+        streams = Streams(engram(streams.X, rows, grams[:, 0] != DEAD, note), streams.pre)
+        note("stream_after_engram", streams.X)
+        return streams
 
     def grams(self, ctx: Context) -> Tensor:
         """[T, n] compressed ids of each token and its predecessors."""

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from minidsv41.checkpoint import load
 from minidsv41.model import Model
-from minidsv41.parity.traces import INPUTS, Case, ParityError, cases
+from minidsv41.parity.names import INPUTS, ParityError
+from minidsv41.parity.traces import Case, cases
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-4}
 Verdict = Literal["ok", "FAIL", "flip", "not compared"]
@@ -104,6 +105,4 @@ def parity(folder: Path | str, *, progress: Callable[[str], None] = lambda text:
             rows += found
     if not rows:
         raise ParityError(f"{folder}: no trace_*.safetensors that can be compared")
-    if (folder / "trace_replay.safetensors").exists():
-        rows.append(Row("replay", "", "all", "not compared", first="bounded replay is not part of this version"))
     return rows

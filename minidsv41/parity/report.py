@@ -28,7 +28,11 @@ def by_stage(rows: list[Row]) -> list[Row]:
 
 
 def split_stage(name: str) -> tuple[str, str]:
-    """ "L3.attn.q" -> ("L3", "attn.q"); "p23.trace.D0.attn.x" -> ("p23 D0", "attn.x")."""
+    """ "L3.attn.q" -> ("L3", "attn.q"); "p23.trace.D0.attn.x" -> ("p23 D0", "attn.x");
+    "enc.H4.T80.logits" -> ("H4 T80", "enc.logits")."""
+    parts = name.split(".")
+    if lengths := [p for p in parts if p[0] in "HT" and p[1:].isdigit()]:
+        return " ".join(lengths), ".".join(p for p in parts if p not in lengths)
     where = []
     head, _, rest = name.partition(".")
     while rest and (head[0] in "LpD" and head[1:].isdigit() or head == "trace"):

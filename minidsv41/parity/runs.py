@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
-
 import torch
 from torch import Tensor
 
 from minidsv41.cache import Cache
 from minidsv41.model import Model, SequenceKeys
 from minidsv41.ops import Batch
+from minidsv41.parity.names import drafted, replayed
 from minidsv41.serve.generate import step
+from minidsv41.serve.prefill import Cut, Prefill
 
 
 def run_trace(model: Model, reference: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -39,11 +39,6 @@ def run_decode(model: Model, reference: dict[str, Tensor]) -> dict[str, Tensor]:
         out["greedy_logits"] = torch.cat([out["logits"][-1:], *feed(reference["greedy_ids"])])
         out["greedy_ids"] = out["greedy_logits"][:-1].argmax(-1)
     return out
-
-
-def drafted(reference: dict[str, Tensor]) -> list[int]:
-    """Positions after which the reference drafts, from its names."""
-    return sorted({int(found[1]) for name in reference if (found := re.match(r"p(\d+)\.", name))})
 
 
 def run_dspark(model: Model, reference: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -77,4 +72,22 @@ def run_dspark(model: Model, reference: dict[str, Tensor]) -> dict[str, Tensor]:
             "hidden": draft.hidden[0],
         }
         out |= {f"p{p}.{name}": value for name, value in parts.items()}
+    return out
+
+
+def run_replay(model: Model, reference: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Prompts after a hit without windows (enc), cold ones (dec), both (encdec) or neither (exact); then next_ids."""
+    ids, after, out = reference["ids"].long(), reference["next_ids"].long(), {}
+    cuts: dict[str, Cut | None] = {"enc": None, "exact": None, "encdec": "report"}
+    for case, (kind, hit, length) in replayed(reference).items():
+        cache = Cache(model.config, dtype=model.dtype)
+        state = cache.new()
+        if hit:
+            step(model, cache, state, ids[:hit])
+            cache.truncate(state, hit)
+        work = Prefill(model, cache, state, ids[:length], cut=cuts.get(kind, kind.removeprefix("dec.")))
+        logits = model.logits(work.finish())
+        out[f"{case}.logits"] = logits[hit - length :] if kind == "enc" else logits
+        following = [model.logits(step(model, cache, state, token).hidden) for token in after[:, None]]
+        out[f"{case}.next_logits"] = torch.cat(following)
     return out

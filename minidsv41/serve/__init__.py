@@ -1,6 +1,8 @@
 """Running the model on requests."""
 
-from minidsv41.serve.generate import RequestError, generate, prefill
+from minidsv41.serve.generate import generate
+from minidsv41.serve.prefill import Prefill, RequestError, prefill, replay
+from minidsv41.serve.speculative import speculate
 from minidsv41.serve.text import speak
 
-__all__ = ["RequestError", "generate", "prefill", "speak"]
+__all__ = ["Prefill", "RequestError", "generate", "prefill", "replay", "speak", "speculate"]

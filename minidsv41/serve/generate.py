@@ -1,4 +1,4 @@
-"""One sequence: prefill in chunks, then token by token."""
+"""One sequence: its prompt, then token by token."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ from torch import Tensor
 from minidsv41.cache import Cache, State
 from minidsv41.model import Model, Output, Record
 from minidsv41.ops import Batch
+from minidsv41.serve.prefill import CHUNK, Cut, RequestError, check_cut, prefill
 
-CHUNK = 512
 COLDEST = 1e-6  # logits divided by less leave the range of float32
-
-
-class RequestError(ValueError):
-    """A prompt or a setting that cannot be served."""
 
 
 @torch.no_grad()
@@ -30,27 +26,30 @@ def step(model: Model, cache: Cache, state: State, ids: Tensor, *, record: Recor
     return out
 
 
-def prefill(model: Model, cache: Cache, state: State, ids: Tensor, *, chunk: int = CHUNK) -> Tensor:
-    """Feed a prompt ids [n] in chunks -> logits [V] after its last token."""
-    for part in ids.split(chunk):
-        out = step(model, cache, state, part)
-    return model.logits(out.hidden[-1:])[0]
-
-
 def choose(logits: Tensor, *, temperature: float, top_p: float, generator: torch.Generator | None) -> Tensor:
     """A token id from logits [V]: arg-max at temperature 0, else sampled from the top_p nucleus.
 
     Raises RequestError where the model has failed: its logits are not all finite.
     """
-    if not logits.isfinite().all():
-        raise RequestError("the model's logits hold NaN or infinity: is a weight of this checkpoint broken?")
+    check_finite(logits)
     if temperature == 0:
         return logits.argmax()
-    p, order = (logits / temperature).softmax(-1).sort(descending=True, stable=True)
+    p, order = nucleus(logits, temperature=temperature, top_p=top_p)
+    return order[torch.multinomial(p, 1, generator=generator)][0]
+
+
+def check_finite(logits: Tensor) -> None:
+    if not logits.isfinite().all():
+        raise RequestError("the model's logits hold NaN or infinity: is a weight of this checkpoint broken?")
+
+
+def nucleus(logits: Tensor, *, temperature: float, top_p: float) -> tuple[Tensor, Tensor]:
+    """Logits [..., V] -> the likeliest tokens that hold top_p: probabilities [..., V], falling; their ids [..., V]."""
+    p, order = (logits / temperature).softmax(-1).sort(dim=-1, descending=True, stable=True)
     outside = p.cumsum(-1) - p >= top_p
-    outside[0] = False  # however small top_p
+    outside[..., 0] = False  # however small top_p
     p = p.masked_fill(outside, 0)
-    return order[torch.multinomial(p / p.sum(), 1, generator=generator)][0]
+    return p / p.sum(-1, keepdim=True), order
 
 
 def generate(
@@ -63,13 +62,15 @@ def generate(
     generator: torch.Generator | None = None,
     stop: frozenset[int] = frozenset(),
     chunk: int = CHUNK,
+    cut: Cut | None = "late",
     cache: Cache | None = None,
 ) -> Iterator[int]:
     """New token ids after the prompt ids [n], one by one: up to max_new, to the context's end, or to a `stop` id.
 
-    Raises RequestError, before any work, for an empty prompt, one beyond the context, ids that are no tokens,
-    or settings out of range.
+    cut: from where on the decoder runs on the prompt's tail only (see Prefill). Raises RequestError, before any
+    work, for an empty prompt, one beyond the context, ids that are no tokens, or settings out of range.
     """
+    check_cut(model.config, cut)
     check(model, ids, max_new=max_new, temperature=temperature, top_p=top_p, chunk=chunk)
     cache = cache or Cache(model.config, dtype=model.dtype, device=ids.device)
 
@@ -77,7 +78,7 @@ def generate(
         limit = model.config.max_position_embeddings
         state = cache.new()
         try:
-            logits = prefill(model, cache, state, ids, chunk=chunk)
+            logits = prefill(model, cache, state, ids, cut=cut, chunk=chunk)
             for _ in range(min(max_new, limit - len(ids) + 1)):
                 token = choose(logits, temperature=temperature, top_p=top_p, generator=generator)
                 yield int(token)

@@ -10,6 +10,7 @@ from tokenizers.decoders import DecodeStream
 
 from minidsv41.model import Model
 from minidsv41.serve.generate import RequestError, generate
+from minidsv41.serve.speculative import speculate
 
 
 def encode(model: Model, tokenizer: Tokenizer, prompt: str) -> torch.Tensor:
@@ -24,14 +25,15 @@ def encode(model: Model, tokenizer: Tokenizer, prompt: str) -> torch.Tensor:
     return torch.tensor([model.config.bos_token_id, *tokenizer.encode(prompt).ids], device=model.device)
 
 
-def speak(model: Model, tokenizer: Tokenizer, prompt: str, **settings) -> Iterator[str]:
+def speak(model: Model, tokenizer: Tokenizer, prompt: str, *, speculative: bool = False, **settings) -> Iterator[str]:
     """Pieces of text after `prompt`, one by one, each a whole number of characters; settings as in `generate`.
 
-    Ends at the end-of-document token. Bytes that never form a character come out as U+FFFD.
-    Raises RequestError, before any work, as `encode` and `generate` do.
+    speculative: several tokens a step, drafted by DSpark and verified. Ends at the end-of-document token. Bytes that
+    never form a character come out as U+FFFD. Raises RequestError, before any work, as `encode` and `generate` do.
     """
     stop = frozenset({model.config.eos_token_id})
-    return pieces(tokenizer, generate(model, encode(model, tokenizer, prompt), stop=stop, **settings))
+    run = speculate if speculative else generate
+    return pieces(tokenizer, run(model, encode(model, tokenizer, prompt), stop=stop, **settings))
 
 
 def pieces(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:

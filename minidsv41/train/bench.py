@@ -50,7 +50,7 @@ def side_by_side(measure: Callable[[str, Any], Any], config: Any) -> Iterator[tu
             yield name, process.submit(measure, name, config).result()
 
 
-def record(kind: str, config: Any, results: dict) -> dict:
+def record(kind: str, config: Any, results: dict | list) -> dict:
     """A measurement with everything that it depends on; `config` is a dataclass with `threads`."""
     where = machine.describe(threads=config.threads)
     return {"kind": kind, "settings": asdict(config), "machine": where, "results": results}
