@@ -21,7 +21,7 @@ help: ## List the targets
 
 # The stamp is the last thing written. Without it an unfinished environment is started afresh.
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; choose one with PYTHON=...")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; choose one with PYTHON=...")'
 	@test -e $@ || $(PYTHON) -m venv --clear $(VENV)
 	@rm -f $@
 	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e ".[dev]"
