@@ -44,7 +44,9 @@ def main(
 
 @app.command()
 def doctor(
-    port: Annotated[int, typer.Option(envvar="PORT", help="The port that `make lab` would use.")] = 8888,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, envvar="PORT", help="The port that `make lab` would use.")
+    ] = 8888,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check this machine and say how to mend each finding. Exit status 1 if something must be mended."""
@@ -61,7 +63,7 @@ def ledger(
     config: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="A config.json instead.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print values, units and formulas as JSON.")] = False,
 ) -> None:
-    """Print a model's books: bytes, parameters, checkpoint, FLOPs and memory traffic, with their formulas."""
+    """Print a model's books: bytes, parameters, checkpoint, FLOPs and memory traffic; formulas from 110 columns on."""
     from json import dumps
 
     from rich.console import Console
@@ -197,7 +199,9 @@ def bench_train(
 @bench.command("decode")
 def bench_decode(
     preset: Annotated[str, typer.Option(help="toy or small.")] = "toy",
-    lengths: Annotated[list[int] | None, typer.Option("--context", help="Tokens before decoding; may repeat.")] = None,
+    lengths: Annotated[
+        list[int] | None, typer.Option("--context", min=1, help="Tokens before decoding; may repeat.")
+    ] = None,
     threads: Annotated[int, typer.Option(min=1)] = 2,
     into: Annotated[Path | None, typer.Option(help="The folder of the record; data/records if not given.")] = None,
 ) -> None:
@@ -306,7 +310,7 @@ def study_replay(
 
 lesson = typer.Typer(help="The learner's copies of the lessons.", no_args_is_help=True)
 app.add_typer(lesson, name="lesson")
-Into = Annotated[Path, typer.Option("--into", help="The folder of the copies.")]
+Into = Annotated[Path, typer.Option("--into", file_okay=False, help="The folder of the copies.")]
 
 
 @lesson.command()

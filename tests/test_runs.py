@@ -126,6 +126,8 @@ def test_settings_can_be_given_as_text():
     assert QUICK.changed(["lr=0.25", "steps=9"]) == TrainConfig(**{**vars(QUICK), "lr": 0.25, "steps": 9})
     with pytest.raises(RunError, match=r"lrr=1: no setting of that name; allowed are seed, threads"):
         QUICK.changed(["lrr=1"])
+    with pytest.raises(RunError, match=r"lr: give it as lr=VALUE"):
+        TrainConfig().changed(["lr"])
     with pytest.raises(RunError, match=r"steps=1.5: steps is of type int"):
         QUICK.changed(["steps=1.5"])
 

@@ -48,9 +48,11 @@ class TrainConfig:
         kinds = {f.name: {"int": int, "float": float, "str": str}[f.type] for f in fields(self)}
         values = {}
         for text in assignments:
-            name, _, value = text.partition("=")
+            name, equals, value = text.partition("=")
             if name not in kinds:
                 raise RunError(f"{text}: no setting of that name; allowed are {', '.join(kinds)}")
+            if not equals:
+                raise RunError(f"{text}: give it as {name}=VALUE")
             try:
                 values[name] = kinds[name](value)
             except ValueError:
