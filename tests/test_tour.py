@@ -32,8 +32,8 @@ def folder(tmp_path_factory) -> Path:
     return into
 
 
-def printed(folder: Path, **options) -> str:
-    console = Console(file=io.StringIO(), width=120)
+def printed(folder: Path, *, width: int = 120, **options) -> str:
+    console = Console(file=io.StringIO(), width=width)
     tour(console, folder=folder, **options)
     return console.file.getvalue()
 
@@ -46,6 +46,13 @@ def test_every_mechanism_and_the_books(folder: Path):
     assert "890 B/token, FP4 main + FP4 index" in said
     sums = re.search(r"in all +([\d,]+) +([\d,]+)", said)
     assert sums[1] == sums[2]
+
+
+def test_a_narrow_console_keeps_what_each_mechanism_did(folder: Path):
+    said = printed(folder, width=80)
+    assert [name for name in MECHANISMS if name not in said] == []
+    assert "one row a token and layer, dead after 32" in said
+    assert "2,621,440" in said
 
 
 def test_a_prompt_of_ones_own(folder: Path):

@@ -25,6 +25,7 @@ from minidsv41.ops import Batch
 from minidsv41.serve import generate, prefill
 
 PROMPT_TOKENS, NEW_TOKENS = 160, 80
+WIDE = 110  # columns; a narrower console shows no stages and shapes
 
 
 class TourError(RuntimeError):
@@ -54,7 +55,7 @@ def tour(console: Console, *, folder: Path | None = None, prompt: str | None = N
     size = sum(p.numel() for p in model.parameters()) / 1e6
     console.rule(f"{folder.name}: {size:.1f} million parameters, {c.num_hidden_layers} layers, {len(ids)} tokens")
     console.print(tokenizer.decode(ids.tolist()), style="dim", highlight=False)
-    console.print(mechanisms(model, tokenizer, ids))
+    console.print(mechanisms(model, tokenizer, ids, wide=console.width >= WIDE))
     console.rule("it goes on")
     talk(console, model, tokenizer, ids, seed)
     console.rule("what is left")
@@ -81,16 +82,17 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str | None) -> Tensor:
     return torch.tensor(ids)
 
 
-def mechanisms(model: Model, tokenizer: Tokenizer, ids: Tensor) -> Table:
+def mechanisms(model: Model, tokenizer: Tokenizer, ids: Tensor, *, wide: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("mechanism", style="bold", no_wrap=True)
-    table.add_column("stage", style="cyan", no_wrap=True)
-    table.add_column("shape", no_wrap=True)
-    table.add_column("bytes", justify="right")
+    if wide:
+        table.add_column("stage", style="cyan", no_wrap=True)
+        table.add_column("shape", no_wrap=True)
+    table.add_column("bytes", justify="right", no_wrap=True)
     table.add_column("what it did here", ratio=1)
     for s in stations(model, tokenizer, ids):
         shape = " x ".join(map(str, s.tensor.shape))
-        table.add_row(s.name, s.stage, shape, f"{s.tensor.nbytes:,}", s.said)
+        table.add_row(s.name, *([s.stage, shape] if wide else []), f"{s.tensor.nbytes:,}", s.said)
     return table
 
 

@@ -35,7 +35,7 @@ def table(book: Book, *, formulas: bool) -> Table:
     if formulas:
         out.add_column("formula", style="dim", ratio=1)
     for line in book.lines:
-        cells = [line.name, f"{plain(line.value):,.12g}", unit(line)]
+        cells = [line.name, f"{round(plain(line.value), 3):,.12g}", unit(line)]
         out.add_row(*cells, *([line.formula] if formulas else []))
     return out
 
