@@ -153,6 +153,22 @@ HELD = Exercise(
             },
         ),
         Mistake(
+            name="every owner waits for a pair",
+            answer=lambda tokens: (held(tokens)[0], tokens // 2 * 1440, tokens // 2 * 340),
+            thought={
+                "en": "You let every owner wait for a pair. Layer 20 compresses nothing: one entry for each token.",
+                "zh": "你让每个源层都等一对 token。第 20 层不压缩：每个 token 一条。",
+            },
+        ),
+        Mistake(
+            name="a window without the query itself",
+            answer=lambda tokens: (min(tokens, 127) * 40 * 528, *held(tokens)[1:]),
+            thought={
+                "en": "Your windows hold 127 rows. The query's own row is one of the 128.",
+                "zh": "你的滑窗只有 127 行。query 自己的那一行也算在 128 行之内。",
+            },
+        ),
+        Mistake(
             name="every layer its own entries",
             answer=lambda tokens: (
                 held(tokens)[0],
