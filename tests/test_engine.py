@@ -373,16 +373,14 @@ def test_text_streams_up_to_a_stop_string(drafted: bool) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    text=st.text(st.sampled_from("abé是\n "), max_size=30),
-    stops=st.lists(st.text(st.sampled_from("abé是"), min_size=1, max_size=4), max_size=3),
-    ids=st.none() | st.lists(st.integers(5, 600), max_size=12),
-)
-def test_stop_strings_do_not_see_token_borders(text: str, stops: list[str], ids: list[int] | None) -> None:
-    ids = TOKENIZER.encode(text).ids if ids is None else ids
+@given(data=st.data())
+def test_stop_strings_do_not_see_token_borders(data) -> None:
+    text = st.text(st.sampled_from("abé是\n "), max_size=30)
+    ids = data.draw(text.map(lambda t: TOKENIZER.encode(t).ids) | st.lists(st.integers(5, 600), max_size=12))
     whole = TOKENIZER.decode(ids)
+    cuts = data.draw(st.lists(st.tuples(st.integers(0, max(0, len(whole) - 1)), st.integers(1, 5)), max_size=3))
+    stops = [*filter(None, (whole[at : at + n] for at, n in cuts)), "bb是"]
     ends = [(whole.index(s) + len(s), whole.index(s)) for s in stops if s in whole]
-    wanted = whole[: min(ends)[1]] if ends else whole
     transcript, shown = Transcript(TOKENIZER, tuple(stops)), ""
     for token in ids:
         transcript.add(token)
@@ -390,4 +388,23 @@ def test_stop_strings_do_not_see_token_borders(text: str, stops: list[str], ids:
         shown = transcript.text
     transcript.end()
     assert transcript.text.startswith(shown)
-    assert transcript.text == wanted and transcript.stopped == bool(ends)
+    assert transcript.text == (whole[: min(ends)[1]] if ends else whole)
+    assert transcript.stopped == bool(ends)
+
+
+def test_half_a_prompt_is_no_prefix(warm) -> None:
+    e = warm(tiny())
+    r = e.submit(prompt(90), max_new=5)
+    for _ in range(3):
+        e.step()
+    assert r.state.length == 72
+    e.cancel(r)
+    assert in_use(e) == 0 and not e.prefixes.shelf.states
+
+
+def test_of_two_stop_strings_in_one_token_the_first_to_be_complete_counts() -> None:
+    token = next(i for i in range(5, 600) if len(TOKENIZER.decode([i])) == 4)
+    text = TOKENIZER.decode([token])
+    transcript = Transcript(TOKENIZER, (text, text[2]))
+    transcript.add(token)
+    assert transcript.text == text[: text.index(text[2])]

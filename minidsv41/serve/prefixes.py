@@ -24,8 +24,7 @@ class Prefixes:
         if self.shelf and (state := self.shelf.take(ids)):
             self.counters.shelf_hits += 1
         elif self.store:
-            state, replayed = restore(self.store, self.cache, ids)
-            state.replayed = replayed
+            state, _ = restore(self.store, self.cache, ids)  # Prefill marks it
             self.counters.store_hits += state.length > 0
             self.counters.bytes_read += len(state.entries) * page_bytes(self.cache)
         else:
