@@ -299,7 +299,7 @@ def study_replay(
         results.append(found := study_replay.run(folder, config))
         typer.echo(f"{folder}: {found['trained'] or 'no record of its training'}")
         for way, row in found["ways"].items():
-            moved = f"KL {row['kl']:.4f}  top-1 {row['top1_agreement']:6.1%}  perplexity {row['perplexity']:.2f}"
+            moved = f"KL {row['kl']:.1e}  top-1 {row['top1_agreement']:6.1%}  perplexity {row['perplexity']:.2f}"
             typer.echo(f"  {way:28} {row['row_layers']:7.0f} row-layers  {moved}")
     typer.echo(bench.write(bench.record("replay", config, results), into or records_dir()))
 

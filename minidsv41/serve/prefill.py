@@ -57,7 +57,7 @@ class Prefill:
         self.floor = self.start if lost else 0
         state.replayed |= self.floor > 0
         self.trimmed = cut is not None and len(ids) - self.start > window
-        self.reach = 2 * window - 1 if cut == "late" else window  # old rows that the decoder's first layer needs
+        self.reach = 2 * window - 1 if cut == "late" else window  # last rows that the decoder starts from
         self.lookback = model.config.engram_max_ngram_size - 1
         self.compressed = torch.cat([ids.new_full((self.lookback,), DEAD), model.token_map[ids]])
         self.boundary: Boundary | None = None
