@@ -237,6 +237,35 @@ def bench_speculative(
     typer.echo(bench.write(bench.record("speculative", config, results), into or records_dir()))
 
 
+@bench.command("lifecycle")
+def bench_lifecycle(
+    prefix: Annotated[int, typer.Option(min=64, help="Tokens before a turn.")] = 10_000,
+    lengths: Annotated[list[int] | None, typer.Option("--context", help="Of cold prompts; may repeat.")] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Served at once.")] = 8,
+    new: Annotated[int, typer.Option(min=2, help="Tokens that each of them gets.")] = 64,
+    repeats: Annotated[int, typer.Option(min=1)] = 5,
+    threads: Annotated[int, typer.Option(min=1)] = 2,
+    checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint folder (default: the shipped toy).")] = None,
+    into: Annotated[Path | None, typer.Option(help="The folder of the record; data/records if not given.")] = None,
+) -> None:
+    """Time what a lost window costs, a cut prompt saves, a stored prefix saves, and drafts gain."""
+    import torch
+
+    from minidsv41 import checkpoint as checkpoints
+    from minidsv41.paths import checkpoint_dir, records_dir
+    from minidsv41.train import bench, bench_lifecycle
+    from minidsv41.train.data import corpus
+
+    chosen = {"lengths": tuple(lengths)} if lengths else {}
+    sizes = dict(prefix=prefix, requests=requests, new=new, repeats=repeats, threads=threads)
+    config = bench_lifecycle.LifecycleConfig(**sizes, **chosen)
+    model = checkpoints.load(checkpoint or checkpoint_dir())
+    results = bench_lifecycle.measure(model, torch.as_tensor(corpus().train.tokens).long(), config)
+    for line in bench_lifecycle.lines(results):
+        typer.echo(line)
+    typer.echo(bench.write(bench.record("lifecycle", config, results), into or records_dir()))
+
+
 @bench.command("flips")
 def bench_flips(
     prompts: Annotated[int, typer.Option(min=1)] = 100,
