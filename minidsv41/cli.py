@@ -145,6 +145,29 @@ def generate(
     typer.echo()
 
 
+@app.command("serve-demo")
+def serve_demo(
+    agents: Annotated[int, typer.Option(min=1, max=16, help="How many share the prefix.")] = 4,
+    new: Annotated[int, typer.Option(min=1, help="Tokens of a turn.")] = 32,
+    store: Annotated[Path | None, typer.Option(help="A folder for the store, which serves the next demo too.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint folder (default: the shipped toy).")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+) -> None:
+    """Watch agents share a prefix: hits from disk and memory, replay, drafts, and what is stored. Half a minute."""
+    from rich.console import Console
+
+    from minidsv41 import checkpoint as checkpoints
+    from minidsv41 import paths
+    from minidsv41.serve import demo
+    from minidsv41.tokens import load_tokenizer
+
+    folder = checkpoint or paths.checkpoint_dir()
+    own = folder / "tokenizer.json"
+    model, tokenizer = checkpoints.load(folder), load_tokenizer(own if own.exists() else None)
+    console = Console() if Console().is_terminal else Console(width=120)
+    demo.demo(console, model, tokenizer, agents=agents, new=new, folder=store, seed=seed)
+
+
 @app.command()
 def train(
     preset: Annotated[str, typer.Option(help="toy or small.")] = "toy",
