@@ -358,6 +358,26 @@ def test_the_end_of_a_document_ends_a_request() -> None:
 
 
 @pytest.mark.parametrize("drafted", [False, True], ids=["plain", "drafted"])
+def test_the_context_ends(drafted: bool) -> None:
+    model, ids = tiny(), prompt(TINY.max_position_embeddings - 5)
+    e = engine(model, speculative=drafted, token_budget=600)
+    e.submit(prompt(4), max_new=20)
+    r = e.submit(ids)
+    e.run()
+    assert r.end == "length" and len(r.tokens) == 6
+    assert r.tokens == list(generate(model, ids))
+
+
+def test_a_plan_sets_how_many_drafts_are_verified() -> None:
+    model = tiny()
+    e = engine(model, speculative=True, plan=lambda confidence, most: [min(1, m) for m in most])
+    some = [e.submit(prompt(9, seed=s), max_new=12) for s in range(3)]
+    e.run()
+    assert [r.tokens for r in some] == [list(generate(model, prompt(9, seed=s), max_new=12)) for s in range(3)]
+    assert 0 < e.counters.drafted <= e.counters.decode_rows / 2
+
+
+@pytest.mark.parametrize("drafted", [False, True], ids=["plain", "drafted"])
 def test_text_streams_up_to_a_stop_string(drafted: bool) -> None:
     tokenizer = TOKENIZER
     model = tiny(vocab_size=tokenizer.get_vocab_size())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import TypeVar
 
 from tokenizers import Tokenizer
@@ -34,7 +35,9 @@ class Engine:
     A step feeds at most token_budget rows: one row, or a block and its anchor if `speculative`, of every request that
     decodes, in one ragged pass; then chunks of prompts, each in a pass of its own, because most of its rows skip
     the decoder (see Prefill) and decoded rows do not. max_requests run at once, max_waiting more may wait.
-    No request's tokens depend on the others, except that they may leave it a prefix: shelf and store.
+    No request's tokens depend on the others, except that they may leave it a prefix: shelf and store (and that a plan
+    that looks at the whole batch changes the luck of sampled ones, not their odds). One that fails, because it finds
+    the cache full, say, fails alone.
     cut: as in Prefill; stop: token ids that end a request, the end of a document if not given; plan: as in `advance`.
     Raises RequestError.
     """
@@ -93,12 +96,14 @@ class Engine:
 
         Raises what made the request fail.
         """
-        for new in self._follow(request, lambda: request.tokens):
-            yield from new
+        with closing(self._follow(request, lambda: request.tokens)) as news:
+            for new in news:
+                yield from new
 
     def stream(self, request: Request) -> Iterator[str]:
         """New pieces of text of a request, as `tokens`."""
-        yield from filter(None, self._follow(request, lambda: request.text))
+        with closing(self._follow(request, lambda: request.text)) as news:
+            yield from filter(None, news)
 
     def _follow(self, request: Request, seen: Callable[[], Result]) -> Iterator[Result]:
         at = 0
