@@ -147,6 +147,29 @@ def generate(
     typer.echo()
 
 
+@app.command("serve-demo")
+def serve_demo(
+    agents: Annotated[int, typer.Option(min=1, max=16, help="How many share the prefix.")] = 4,
+    new: Annotated[int, typer.Option(min=1, help="Tokens of a turn.")] = 32,
+    store: Annotated[Path | None, typer.Option(help="A folder for the store, which serves the next demo too.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint folder (default: the shipped toy).")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+) -> None:
+    """Watch agents share a prefix: hits from disk and memory, replay, drafts, and what is stored. Half a minute."""
+    from rich.console import Console
+
+    from minidsv41 import checkpoint as checkpoints
+    from minidsv41 import paths
+    from minidsv41.serve import demo
+    from minidsv41.tokens import load_tokenizer
+
+    folder = checkpoint or paths.checkpoint_dir()
+    own = folder / "tokenizer.json"
+    model, tokenizer = checkpoints.load(folder), load_tokenizer(own if own.exists() else None)
+    console = Console() if Console().is_terminal else Console(width=120)
+    demo.demo(console, model, tokenizer, agents=agents, new=new, folder=store, seed=seed)
+
+
 @app.command()
 def train(
     preset: Annotated[str, typer.Option(help="toy or small.")] = "toy",
@@ -241,6 +264,35 @@ def bench_speculative(
     typer.echo(bench.write(bench.record("speculative", config, results), into or records_dir()))
 
 
+@bench.command("lifecycle")
+def bench_lifecycle(
+    prefix: Annotated[int, typer.Option(min=64, help="Tokens before a turn.")] = 10_000,
+    lengths: Annotated[list[int] | None, typer.Option("--context", help="Of cold prompts; may repeat.")] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Served at once.")] = 8,
+    new: Annotated[int, typer.Option(min=2, help="Tokens that each of them gets.")] = 64,
+    repeats: Annotated[int, typer.Option(min=1)] = 5,
+    threads: Annotated[int, typer.Option(min=1)] = 2,
+    checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint folder (default: the shipped toy).")] = None,
+    into: Annotated[Path | None, typer.Option(help="The folder of the record; data/records if not given.")] = None,
+) -> None:
+    """Time what a lost window costs, a cut prompt saves, a stored prefix saves, and drafts gain."""
+    import torch
+
+    from minidsv41 import checkpoint as checkpoints
+    from minidsv41.paths import checkpoint_dir, records_dir
+    from minidsv41.train import bench, bench_lifecycle
+    from minidsv41.train.data import corpus
+
+    chosen = {"lengths": tuple(lengths)} if lengths else {}
+    sizes = dict(prefix=prefix, requests=requests, new=new, repeats=repeats, threads=threads)
+    config = bench_lifecycle.LifecycleConfig(**sizes, **chosen)
+    model = checkpoints.load(checkpoint or checkpoint_dir())
+    results = bench_lifecycle.measure(model, torch.as_tensor(corpus().train.tokens).long(), config)
+    for line in bench_lifecycle.lines(results):
+        typer.echo(line)
+    typer.echo(bench.write(bench.record("lifecycle", config, results), into or records_dir()))
+
+
 @bench.command("flips")
 def bench_flips(
     prompts: Annotated[int, typer.Option(min=1)] = 100,
@@ -303,7 +355,7 @@ def study_replay(
         results.append(found := study_replay.run(folder, config))
         typer.echo(f"{folder}: {found['trained'] or 'no record of its training'}")
         for way, row in found["ways"].items():
-            moved = f"KL {row['kl']:.4f}  top-1 {row['top1_agreement']:6.1%}  perplexity {row['perplexity']:.2f}"
+            moved = f"KL {row['kl']:.1e}  top-1 {row['top1_agreement']:6.1%}  perplexity {row['perplexity']:.2f}"
             typer.echo(f"  {way:28} {row['row_layers']:7.0f} row-layers  {moved}")
     typer.echo(bench.write(bench.record("replay", config, results), into or records_dir()))
 

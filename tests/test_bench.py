@@ -9,9 +9,10 @@ import torch
 
 from minidsv41.config import ModelConfig
 from minidsv41.ledger.bytes import kv_bytes_per_token
-from minidsv41.train import bench, bench_decode, bench_speculative, bench_train
+from minidsv41.serve.study import counting
+from minidsv41.train import bench, bench_decode, bench_lifecycle, bench_speculative, bench_train
 from tests.babble import babble
-from tests.tiny import TINY, tiny
+from tests.tiny import TINY, prompt, tiny
 
 
 def test_contenders_have_equal_active_parameters():
@@ -63,3 +64,33 @@ def test_speculation_is_measured():
     block = TINY.dspark_block_size
     assert {len(found["calibration"][name]) for name in ("temperatures", "error_before", "error_after")} == {block}
     assert list(found["seconds_per_step"]) == ["1", "4"]
+
+
+def test_the_lifecycle_is_measured(monkeypatch):
+    model, length, window = tiny(dtype=torch.float32), TINY.num_hidden_layers, TINY.sliding_window
+    c = bench_lifecycle.LifecycleConfig(prefix=150, turn=9, lengths=(20, 70), requests=3, new=8, repeats=2, threads=1)
+    with counting(model) as rows:
+        monkeypatch.setattr(bench_lifecycle.time, "perf_counter", lambda: float(sum(rows)))  # one row-layer a second
+        found = bench_lifecycle.measure(model, prompt(200), c)
+
+    def late(n: int) -> int:
+        return n * length // 2 + min(n, 2 * window - 1) + window * (length // 2 - 1)
+
+    stairs = sum((length - layer) * (window - 1) for layer in range(length))
+    for row, new in zip(found["turn"], (9, 2 * window), strict=True):
+        assert {name: way["seconds"] for name, way in row["ways"].items()} == {
+            "no replay": late(new),
+            "bounded replay": late(window + new),
+            "exact replay": stairs + late(new),
+        }
+    hit = found["hit"]
+    assert (hit["cold"]["seconds"], hit["store"]["seconds"]) == (late(159), late(159 - 128 + window))
+    assert hit["persist"]["pages"] == 2
+    for row, n in zip(found["cold"], c.lengths, strict=True):
+        costs = {"none": n * length, "late": late(n), "report": (n + window) * length // 2}
+        assert {cut: way["seconds"] for cut, way in row["cut"].items()} == costs
+        assert row["speedup"]["late"] == costs["none"] / costs["late"]
+    for row in found["decode"]:
+        assert row["plain"]["tokens_per_second"] == pytest.approx(1 / length)  # each token runs all layers once
+        assert 0 < row["speculative"]["tokens_per_second"] <= 1 / length
+    assert sum("replay" in line for line in bench_lifecycle.lines(found)) == 6

@@ -28,13 +28,13 @@ def test_row_layers(outcomes) -> None:
     halo, total = L * (W - 1), HIT + TURN
     assert {name: o.row_layers for name, o in outcomes.items()} == {
         "cold": total * L,
-        "cold, decoder replay late": total * (L // 2 + 1) + W * (L // 2 - 1),
+        "cold, decoder replay late": (total + W) * L // 2 + W - 1,
         "cold, decoder replay report": (total + W) * L // 2,
         "hit with windows": TURN * L,
         "hit, exact rectangle": (halo + TURN) * L,
         "hit, exact staircase": sum((L - layer) * (W - 1) for layer in range(L)) + TURN * L,
         "hit, encoder replay": (W + TURN) * L,
-        "hit, both replays late": (W + TURN) * (L // 2 + 1) + W * (L // 2 - 1),
+        "hit, both replays late": (2 * W + TURN) * L // 2 + W - 1,
         "hit, both replays report": (2 * W + TURN) * L // 2,
     }
 

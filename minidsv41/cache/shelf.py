@@ -60,9 +60,16 @@ class Shelf:
             self.counters.replaced += 1
         self.states[key] = self.age, state
         self.counters.added += 1
-        while self.states and self.nbytes > self.budget:
-            self._drop(next(iter(self.states)))
-            self.counters.evicted += 1
+        while self.nbytes > self.budget and self.evict():
+            pass
+
+    def evict(self) -> bool:
+        """Release the state that was unused for longest -> whether there was one."""
+        if not self.states:
+            return False
+        self._drop(next(iter(self.states)))
+        self.counters.evicted += 1
+        return True
 
     def take(self, ids: Sequence[int]) -> State | None:
         """The state of the longest sequence that ids goes on from, by a token at least. The caller owns it then."""

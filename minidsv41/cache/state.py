@@ -22,6 +22,7 @@ class State:
     """One sequence: how many tokens it holds, its pages, its open pairs, its last compressed ids.
 
     windows and entries map a logical page to a physical one. open_pairs: owner -> [2, D].
+    replayed: entries were computed after a bounded replay, so they are not those of a cold run.
     """
 
     length: int = 0
@@ -29,6 +30,7 @@ class State:
     entries: dict[int, int] = field(default_factory=dict)
     open_pairs: dict[int, Tensor] = field(default_factory=dict)
     history: Tensor | None = None
+    replayed: bool = False
 
 
 class Cache:
@@ -170,14 +172,18 @@ class CacheKeys(Keys):
         self._history = advance(before)
         return before
 
-    def commit(self) -> None:
-        """Advance the sequences and free window pages that neither a later token nor a draft can read."""
+    def commit(self, *, behind: int | None = None) -> None:
+        """Advance the sequences and free window pages that neither a later token nor a draft can read.
+
+        behind: window rows that must stay, if more than W.
+        """
+        behind = self.cache.config.sliding_window if behind is None else behind
         for i, (state, end) in enumerate(zip(self.states, self.ends, strict=True)):
             state.length = max(state.length, end)
             for owner, latest in self._pairs.items():
                 state.open_pairs[owner] = latest[i].clone()
             if self._history is not None:
                 state.history = self._history[i].clone()
-            first = max(0, end - self.cache.config.sliding_window) // PAGE
+            first = max(0, end - behind) // PAGE
             for logical in [p for p in state.windows if p < first]:
                 self.cache.windows.give(state.windows.pop(logical))

@@ -39,8 +39,9 @@ class Prefill:
     Encoder replay: without window rows, a hit's last W tokens run again together with the rest, from `start` on. No
     row reads a window row before `start`, and entries and index keys of the hit are not written again.
     Decoder replay: the decoder runs on the last W rows only, and they read no window row before them; the hidden
-    rows of the others do not exist. cut `report`: all decoder layers, of which the first still publishes every row;
-    `late`: those after the first; None: no decoder replay. At most W rows in all are not cut.
+    rows of the others do not exist. The first decoder layer still publishes every row. cut `report`: all decoder
+    layers run so; `late`: those after the first, which the W rows pass with their whole windows, as if it had run on
+    every row; None: no decoder replay. At most W rows in all are not cut.
     The draft's rows are those of the tokens that ran through all layers. How the prompt is divided into chunks
     changes nothing. Raises RequestError for a cut that is not possible, and where there is nothing to run.
     """
@@ -54,7 +55,9 @@ class Prefill:
         if self.start >= len(ids):
             raise RequestError(f"prompt of {len(ids)} tokens: the sequence holds {hit} already, nothing is left to run")
         self.floor = self.start if lost else 0
+        state.replayed |= self.floor > 0
         self.trimmed = cut is not None and len(ids) - self.start > window
+        self.reach = 2 * window - 1 if cut == "late" else window  # last rows that the decoder starts from
         self.lookback = model.config.engram_max_ngram_size - 1
         self.compressed = torch.cat([ids.new_full((self.lookback,), DEAD), model.token_map[ids]])
         self.boundary: Boundary | None = None
@@ -81,7 +84,7 @@ class Prefill:
             out = self.model(batch, keys)
             self.model.mtp.remember(out.features, batch, keys)
             self.hidden.append(out.hidden)
-        keys.commit()
+        keys.commit(behind=self.reach if end < len(self.ids) else None)
         self.at, self.state.history = end, self.before(end)
         return torch.cat(self.hidden) if end == len(self.ids) else None
 
@@ -103,27 +106,34 @@ class Prefill:
         return batch, self.cache.keys([self.state], batch, kept=[kept])
 
     def encode(self, batch: Batch, keys: CacheKeys) -> None:
-        """Everything that must run on every row; keep the last W rows for the layers after it."""
-        model, first = self.model, self.model.config.decoder_start
+        """Everything that must run on every row; keep the last rows for the layers after it."""
+        model = self.model
         ctx = Context(model.config, batch, keys, model.dtype)
         streams, features = model.encode(ctx)
-        if self.cut == "late":
-            streams, features = model.run(range(first, first + 1), streams, ctx, None, features)
-        else:
-            model.publish(streams, ctx)
+        model.publish(streams, ctx)
         rows = Boundary(streams, features, ctx.selected, ctx.pools)
         rows = self.boundary.then(rows) if self.boundary else rows
-        self.boundary = rows.last(model.config.sliding_window)
+        self.boundary = rows.last(self.reach)
 
     def tail(self) -> Tensor:
-        """Run the remaining layers on the rows kept. Before the last chunk is committed: it frees window pages."""
-        model, rows, end = self.model, self.boundary, len(self.ids)
-        start, first = end - model.config.sliding_window, model.config.decoder_start
-        batch, keys = self.inputs(start, end, floor=start, kept=end)
-        ctx = Context(model.config, batch, keys, model.dtype, rows.selected, rows.pools)
-        out = model.decode(rows.streams, ctx, features=rows.features, first=first + (self.cut == "late"))
-        model.mtp.remember(out.features, batch, keys)
+        """Run the decoder on the rows kept. Before the last chunk is committed, which frees window pages."""
+        config, end = self.model.config, len(self.ids)
+        first, rows = config.decoder_start, self.boundary
+        if self.cut == "late":
+            n = len(rows.streams.X)
+            ctx = self.context(rows, floor=self.floor if n < self.reach else end - n)
+            streams, features = self.model.run(range(first, first + 1), rows.streams, ctx, None, rows.features)
+            first, rows = first + 1, Boundary(streams, features, ctx.selected, ctx.pools).last(config.sliding_window)
+        ctx = self.context(rows, floor=end - config.sliding_window)
+        out = self.model.decode(rows.streams, ctx, features=rows.features, first=first)
+        self.model.mtp.remember(out.features, ctx.batch, ctx.keys)
         return out.hidden
+
+    def context(self, rows: Boundary, *, floor: int) -> Context:
+        """For the prompt's last rows; entries exist already."""
+        end = len(self.ids)
+        batch, keys = self.inputs(end - len(rows.streams.X), end, floor=floor, kept=end)
+        return Context(self.model.config, batch, keys, self.model.dtype, rows.selected, rows.pools)
 
 
 def prefill(
