@@ -119,7 +119,7 @@ def generate(
     max_new: Annotated[int, typer.Option(help="Most tokens to add.")] = 200,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.7,
     top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens that hold this much.")] = 0.95,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="The same seed gives the same text.")] = 0,
     speculative: Annotated[
         bool, typer.Option("--speculative", help="Draft with DSpark, several tokens a step.")
     ] = False,
@@ -153,7 +153,7 @@ def serve_demo(
     new: Annotated[int, typer.Option(min=1, help="Tokens of a turn.")] = 32,
     store: Annotated[Path | None, typer.Option(help="A folder for the store, which serves the next demo too.")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint folder (default: the shipped toy).")] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="The same seed gives the same text.")] = 0,
 ) -> None:
     """Watch agents share a prefix: hits from disk and memory, replay, drafts, and what is stored. Half a minute."""
     from rich.console import Console

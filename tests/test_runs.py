@@ -147,6 +147,12 @@ def test_a_file_that_is_no_checkpoint_is_named(finished, tmp_path):
         trainer(tmp_path).train(resume=True)
 
 
+def test_a_folder_without_a_run_is_not_resumed(tmp_path):
+    with pytest.raises(RunError, match=r"typo: holds no run to resume"):
+        trainer(tmp_path / "typo").train(resume=True)
+    assert not (tmp_path / "typo").exists()
+
+
 def test_tensors_without_settings_are_no_run(finished, tmp_path):
     (tmp_path / "state.safetensors").write_bytes((finished / "state.safetensors").read_bytes())
     with pytest.raises(RunError, match=r"no settings.json"):

@@ -58,3 +58,7 @@ def show(rows: list[Row], console) -> None:
     console.print(table)
     counts = {v: sum(r.verdict == v for r in rows) for v in colour}
     console.print(", ".join(f"{n} {v}" for v, n in counts.items() if n))
+    if counts["flip"]:
+        console.print(
+            "flip: float32 rounds or selects otherwise where the reference's margin is narrow; float64 agrees"
+        )

@@ -47,6 +47,8 @@ class Run:
         if not self.settings_file.exists():
             if self.state_file.exists():
                 raise RunError(f"{self.folder}: holds {self.state_file.name} but no {self.settings_file.name}")
+            if resume:
+                raise RunError(f"{self.folder}: holds no run to resume; start one without --resume")
             self.folder.mkdir(parents=True, exist_ok=True)
             self.write(self.settings_file, (json.dumps(settings, indent=2) + "\n").encode())
             return None
