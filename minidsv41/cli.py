@@ -301,7 +301,7 @@ def bench_flips(
     checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint folder (default: the shipped toy).")] = None,
     into: Annotated[Path | None, typer.Option(help="The folder of the record; data/records if not given.")] = None,
 ) -> None:
-    """Count prompts that float32 answers differently when they are cut into pieces, with rounding and without."""
+    """Count prompts that float32 answers differently in pieces, or among others, with rounding and without."""
     import torch
     from tqdm import tqdm
 
@@ -315,12 +315,14 @@ def bench_flips(
     results = {}
     for qat in (True, False):
         name = "with fake quantisation" if qat else "without"
-        model = checkpoints.load(checkpoint or checkpoint_dir(), qat=qat)
-        study = flips.study(model, tokens, prompts=prompts, length=length, seed=seed)
-        found = list(tqdm(study, total=prompts, desc=name, disable=None))
-        flipped = sum(d.flipped for d in found)
-        results[name] = {"prompts": prompts, "flipped": flipped, "largest_error": max(d.error for d in found)}
-        typer.echo(f"{name:24} {flipped} of {prompts} beyond {flips.TOLERANCE} of scale")
+        model, results[name] = checkpoints.load(checkpoint or checkpoint_dir(), qat=qat), {}
+        for way, study in (("in pieces", flips.study), ("in a crowd", flips.study_crowd)):
+            one_by_one = study(model, tokens, prompts=prompts, length=length, seed=seed)
+            found = list(tqdm(one_by_one, total=prompts, desc=f"{name}, {way}", disable=None))
+            flipped = sum(d.flipped for d in found)
+            largest = max(d.error for d in found)
+            results[name][way] = {"prompts": prompts, "flipped": flipped, "largest_error": largest}
+            typer.echo(f"{name:24} {way} {flipped} of {prompts} beyond {flips.TOLERANCE} of scale")
     settings = {"length": length, "seed": seed, "tolerance": flips.TOLERANCE}
     content = {"kind": "flips", "settings": settings, "machine": machine.describe(threads=torch.get_num_threads())}
     typer.echo(bench.write(content | {"results": results}, into or records_dir()))

@@ -1,4 +1,4 @@
-"""How often float32 with fake quantisation tells two ways of cutting a prompt apart.
+"""How often float32 with fake quantisation tells apart two ways of cutting a prompt, or a crowd from one alone.
 
 Another order of summation can move a value across a rounding border; from there on the two runs differ
 by a quantisation step. In float64 the ways agree to 1e-9 (tests), so every divergence here is such a flip.
@@ -43,13 +43,44 @@ def divergence(model: Model, ids: Tensor, generator: torch.Generator) -> Diverge
         size = int(torch.randint(1, 2 * model.config.sliding_window, (1,), generator=generator))
         rows.append(model.logits(step(model, cache, state, ids[at : at + size]).hidden))
         at += size
-    scale = max(1.0, float(whole.abs().max()))
-    return Divergence(len(ids), float((torch.cat(rows) - whole).abs().max()) / scale)
+    return compared(torch.cat(rows), whole)
+
+
+def compared(logits: Tensor, wanted: Tensor) -> Divergence:
+    scale = max(1.0, float(wanted.abs().max()))
+    return Divergence(len(wanted), float((logits - wanted).abs().max()) / scale)
+
+
+@torch.no_grad()
+def divergences(model: Model, prompts: list[Tensor]) -> list[Divergence]:
+    """Compare the logits of prompts fed in one pass with those of each fed alone."""
+    batch = Batch.ragged(prompts, [0] * len(prompts))
+    cache = Cache(model.config, dtype=model.dtype)
+    hidden = model(batch, cache.keys([cache.new() for _ in prompts], batch)).hidden
+    together = model.logits(hidden).split(batch.lengths)
+    alone = [model.logits(step(model, cache, cache.new(), ids).hidden) for ids in prompts]
+    return [compared(a, b) for a, b in zip(together, alone, strict=True)]
+
+
+def slices(tokens: Tensor, *, prompts: int, length: int, generator: torch.Generator) -> Iterator[Tensor]:
+    for _ in range(prompts):
+        start = int(torch.randint(0, len(tokens) - length, (1,), generator=generator))
+        yield tokens[start : start + length]
 
 
 def study(model: Model, tokens: Tensor, *, prompts: int, length: int, seed: int) -> Iterator[Divergence]:
     """Random slices [length] of `tokens`, each cut at random."""
     generator = torch.Generator().manual_seed(seed)
-    for _ in range(prompts):
-        start = int(torch.randint(0, len(tokens) - length, (1,), generator=generator))
-        yield divergence(model, tokens[start : start + length], generator)
+    for ids in slices(tokens, prompts=prompts, length=length, generator=generator):
+        yield divergence(model, ids, generator)
+
+
+def study_crowd(model: Model, tokens: Tensor, *, prompts: int, length: int, seed: int) -> Iterator[Divergence]:
+    """Random slices of `tokens`, up to `length` tokens long, eight in a pass."""
+    generator = torch.Generator().manual_seed(seed)
+    some = [
+        ids[: int(torch.randint(1, length + 1, (1,), generator=generator))]
+        for ids in slices(tokens, prompts=prompts, length=length, generator=generator)
+    ]
+    for at in range(0, prompts, 8):
+        yield from divergences(model, some[at : at + 8])
