@@ -1,202 +1,13 @@
-"""The command `minidsv41`: each subcommand is a thin function over package code, imported when it is called."""
+"""`minidsv41 bench …` and `minidsv41 study …`: measurements that leave a record."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from minidsv41 import __version__
-
-app = typer.Typer(
-    help="DeepSeek-V4.1-Flash, small enough to read and exact enough to trust.",
-    no_args_is_help=True,
-    add_completion=False,
-)
-
-
-def run() -> None:
-    """The entry point. An error that this package raises about its input is one line, not a traceback."""
-    try:
-        app()
-    except Exception as error:
-        if not type(error).__module__.startswith("minidsv41."):
-            raise
-        sys.exit(f"error: {error}")
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"minidsv41 {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def main(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    pass
-
-
-@app.command()
-def doctor(
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, envvar="PORT", help="The port that `make lab` would use.")
-    ] = 8888,
-    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
-) -> None:
-    """Check this machine and say how to mend each finding. Exit status 1 if something must be mended."""
-    from minidsv41.course import doctor
-
-    found = doctor.findings(port=port)
-    typer.echo(doctor.as_json(found) if json else doctor.as_text(found))
-    raise typer.Exit(doctor.exit_status(found))
-
-
-@app.command()
-def ledger(
-    preset: Annotated[str, typer.Option(help="toy, small, geometry or flash.")] = "flash",
-    config: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="A config.json instead.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print values, units and formulas as JSON.")] = False,
-) -> None:
-    """Print a model's books: bytes, parameters, checkpoint, FLOPs and memory traffic; formulas from 110 columns on."""
-    from json import dumps
-
-    from rich.console import Console
-
-    from minidsv41.config import ModelConfig
-    from minidsv41.ledger.books import as_json
-    from minidsv41.ledger.show import print_books
-
-    c = ModelConfig.from_json(config) if config else ModelConfig.preset(preset)
-    if json:
-        typer.echo(dumps(as_json(c), indent=1))
-    else:
-        print_books(c, Console())
-
-
-@app.command()
-def parity(
-    folder: Annotated[Path, typer.Argument(help="A folder laid out like tests/golden/v41_tiny.")],
-    json: Annotated[bool, typer.Option("--json", help="Print every comparison as JSON.")] = False,
-) -> None:
-    """Compare the model with reference traces, stage by stage. Exit status 1 if any stage differs."""
-    from rich.console import Console
-
-    from minidsv41 import parity
-
-    status = Console(stderr=True)
-    with status.status("loading") as progress:
-        rows = parity.parity(folder, progress=progress.update)
-    if json:
-        typer.echo(parity.to_json(rows))
-    else:
-        parity.show(rows, Console(width=None if status.is_terminal else 120))
-    raise typer.Exit(any(r.verdict == "FAIL" for r in rows))
-
-
-@app.command()
-def tour(
-    prompt: Annotated[str | None, typer.Option(help="Your own prompt instead of Hamlet's.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the continuation.")] = 0,
-) -> None:
-    """Follow one prompt through every mechanism, let it go on, and print what is left of it. Half a minute."""
-    from rich.console import Console
-
-    from minidsv41.course import tour
-
-    tour.tour(Console(), prompt=prompt, seed=seed)
-
-
-@app.command()
-def generate(
-    prompt: Annotated[str, typer.Argument(help="The text to continue.")],
-    checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint folder (default: the shipped toy).")] = None,
-    max_new: Annotated[int, typer.Option(help="Most tokens to add.")] = 200,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.7,
-    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens that hold this much.")] = 0.95,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="The same seed gives the same text.")] = 0,
-    speculative: Annotated[
-        bool, typer.Option("--speculative", help="Draft with DSpark, several tokens a step.")
-    ] = False,
-) -> None:
-    """Continue a text, in English, Chinese or Python."""
-    import torch
-
-    from minidsv41 import checkpoint as checkpoints
-    from minidsv41 import paths
-    from minidsv41.serve import speak
-    from minidsv41.tokens import load_tokenizer
-
-    folder = checkpoint or paths.checkpoint_dir()
-    own = folder / "tokenizer.json"
-    model, tokenizer = checkpoints.load(folder), load_tokenizer(own if own.exists() else None)
-    generator = torch.Generator().manual_seed(seed)
-    settings = dict(max_new=max_new, temperature=temperature, top_p=top_p, speculative=speculative)
-    pieces = speak(model, tokenizer, prompt, generator=generator, **settings)
-    typer.echo(prompt, nl=False)
-    try:
-        for piece in pieces:
-            typer.echo(piece, nl=False)
-    except KeyboardInterrupt:
-        pass
-    typer.echo()
-
-
-@app.command("serve-demo")
-def serve_demo(
-    agents: Annotated[int, typer.Option(min=1, max=16, help="How many share the prefix.")] = 4,
-    new: Annotated[int, typer.Option(min=1, help="Tokens of a turn.")] = 32,
-    store: Annotated[Path | None, typer.Option(help="A folder for the store, which serves the next demo too.")] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint folder (default: the shipped toy).")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="The same seed gives the same text.")] = 0,
-) -> None:
-    """Watch agents share a prefix: hits from disk and memory, replay, drafts, and what is stored. Half a minute."""
-    from rich.console import Console
-
-    from minidsv41 import checkpoint as checkpoints
-    from minidsv41 import paths
-    from minidsv41.serve import demo
-    from minidsv41.tokens import load_tokenizer
-
-    folder = checkpoint or paths.checkpoint_dir()
-    own = folder / "tokenizer.json"
-    model, tokenizer = checkpoints.load(folder), load_tokenizer(own if own.exists() else None)
-    console = Console() if Console().is_terminal else Console(width=120)
-    demo.demo(console, model, tokenizer, agents=agents, new=new, folder=store, seed=seed)
-
-
-@app.command()
-def train(
-    preset: Annotated[str, typer.Option(help="toy or small.")] = "toy",
-    folder: Annotated[
-        Path | None, typer.Option("--run", help="The folder of the run; runs/PRESET if not given.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a setting, such as lr=0.01; may be repeated.")
-    ] = None,
-) -> None:
-    """Train the backbone, then DSpark, and write the checkpoint to RUN/checkpoint. Ten minutes for `toy`."""
-    from minidsv41.train.data import corpus
-    from minidsv41.train.loop import TrainConfig, Trainer, fresh
-    from minidsv41.train.product import deliver
-    from minidsv41.train.runs import Run
-
-    config = TrainConfig().changed(assignments or [])
-    trainer = Trainer(config, fresh(preset, config.seed), corpus(), Run(folder or Path("runs") / preset))
-    trainer.train(resume=resume)
-    record = deliver(trainer, trainer.run.folder / "checkpoint")
-    bits = record["validation_bits_per_byte"]["total"]
-    typer.echo(f"{trainer.run.folder / 'checkpoint'}: {bits:.3f} bits per byte, {record['minutes']:.1f} minutes")
-
-
 bench = typer.Typer(help="Measure, side by side with a plain Transformer.", no_args_is_help=True)
-app.add_typer(bench, name="bench")
 
 
 @bench.command("train")
@@ -329,7 +140,6 @@ def bench_flips(
 
 
 study = typer.Typer(help="Measure what a shortcut of the design costs and changes.", no_args_is_help=True)
-app.add_typer(study, name="study")
 
 
 @study.command("replay")
@@ -360,29 +170,3 @@ def study_replay(
             moved = f"KL {row['kl']:.1e}  top-1 {row['top1_agreement']:6.1%}  perplexity {row['perplexity']:.2f}"
             typer.echo(f"  {way:28} {row['row_layers']:7.0f} row-layers  {moved}")
     typer.echo(bench.write(bench.record("replay", config, results), into or records_dir()))
-
-
-lesson = typer.Typer(help="The learner's copies of the lessons.", no_args_is_help=True)
-app.add_typer(lesson, name="lesson")
-Into = Annotated[Path, typer.Option("--into", file_okay=False, help="The folder of the copies.")]
-
-
-@lesson.command()
-def fill(into: Into = Path("workbook")) -> None:
-    """Copy every lesson that has no copy yet, outputs cleared; an edited copy is never overwritten."""
-    from minidsv41.course import workbook
-
-    for name, outcome in workbook.fill(workbook=into).items():
-        typer.echo(f"{outcome:8}{into / name}")
-
-
-@lesson.command()
-def reset(
-    number: Annotated[str, typer.Argument(help="The lesson's number, such as 00 or 05b.")],
-    into: Into = Path("workbook"),
-) -> None:
-    """Renew one copy and keep the old one beside it."""
-    from minidsv41.course import workbook
-
-    copy, kept = workbook.reset(number, workbook=into)
-    typer.echo(f"renewed {copy}" + (f"; yours is now {kept}" if kept else ""))
