@@ -43,7 +43,7 @@ class Dying:
 
 def start(model, length: int, *, packed: bool) -> tuple[Cache, State, torch.Tensor]:
     """A prompt of `length` tokens in a cache, and the logits after it."""
-    cache = Cache(model.config, dtype=model.dtype, packed=packed)
+    cache = Cache(model.config, dtype=model.dtype, cache_format="packed" if packed else "float")
     state = cache.new()
     return cache, state, prefill(model, cache, state, prompt(length))
 
@@ -75,7 +75,7 @@ def prefiller(link: GroupLink, jobs: list[dict]) -> None:
 def decoder(link: GroupLink, jobs: list[dict]) -> None:
     model = tiny()
     for job in jobs:
-        cache = Cache(model.config, dtype=model.dtype, packed=job["packed"])
+        cache = Cache(model.config, dtype=model.dtype, cache_format="packed" if job["packed"] else "float")
         receive(Dying(link, job["dies"]), cache, model=fingerprint(model))
 
 

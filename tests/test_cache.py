@@ -38,7 +38,7 @@ def poison(cache: Cache, value: float) -> None:
 @pytest.mark.parametrize("value", [float("nan"), 1e300], ids=str)
 def test_what_others_left_behind_changes_nothing(value: float, packed: bool) -> None:
     model, draw = tiny(), random.Random(1)
-    cache = Cache(model.config, dtype=model.dtype, packed=packed)
+    cache = Cache(model.config, dtype=model.dtype, cache_format="packed" if packed else "float")
     left = [prompt(n, seed) for seed, n in enumerate(LENGTHS)]
     running: list[tuple[State, torch.Tensor, torch.Tensor]] = []
     while left or running:

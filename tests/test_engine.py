@@ -34,7 +34,7 @@ DEFAULTS = dict(stop=frozenset(), token_budget=24, max_requests=5)
 
 
 def engine(model: Model, cache: Cache | None = None, **settings) -> Engine:
-    cache = cache or Cache(model.config, dtype=model.dtype, packed=True)
+    cache = cache or Cache(model.config, dtype=model.dtype, cache_format="packed")
     return Engine(model, cache=cache, **(DEFAULTS | settings))
 
 
@@ -133,7 +133,7 @@ def warm(tmp_path: Path) -> Iterator[Callable[..., Engine]]:
     with ExitStack() as stores:
 
         def make(model: Model, **settings) -> Engine:
-            cache = Cache(model.config, dtype=model.dtype, packed=True, limit=settings.pop("limit", None))
+            cache = Cache(model.config, dtype=model.dtype, cache_format="packed", limit=settings.pop("limit", None))
             store = stores.enter_context(Store(tmp_path / "store", identity(model, cache)))
             shelf = Shelf(cache, ttl=600, budget=10**9)
             return engine(model, cache=cache, shelf=shelf, store=store, **settings)

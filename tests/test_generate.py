@@ -112,7 +112,7 @@ def test_a_full_cache_says_so() -> None:
 
 def test_packed_storage_needs_rounding() -> None:
     with pytest.raises(ConfigError, match="qat must be on"):
-        Cache(tiny(qat=False).config, packed=True)
+        Cache(tiny(qat=False).config, cache_format="packed")
 
 
 def test_top_p_keeps_the_smallest_set_that_holds_it() -> None:

@@ -98,7 +98,7 @@ def nothing_held(cache: Cache) -> None:
 )
 def test_the_receiver_goes_on_as_the_sender_would(length: int, packed: bool) -> None:
     cache, state, logits = start(MODEL, length, packed=packed)
-    there = Cache(TINY, dtype=torch.float64, packed=packed)
+    there = Cache(TINY, dtype=torch.float64, cache_format="packed" if packed else "float")
     other = there.new()
     prefill(MODEL, there, other, prompt(100, seed=1))  # so that pages are others than the sender's
     got, _ = over(cache, state, there, token=int(logits.argmax()))
@@ -120,7 +120,7 @@ def test_drafts_come_out_as_they_would_have(length: int) -> None:
         return MODEL.mtp.draft(anchor, seq, last, MODEL.embed, MODEL.head, keys).logits
 
     cache, state, _ = start(MODEL, length, packed=True)
-    there = Cache(TINY, dtype=torch.float64, packed=True)
+    there = Cache(TINY, dtype=torch.float64, cache_format="packed")
     got, _ = over(cache, state, there)
     torch.testing.assert_close(draft(there, got.state), draft(cache, state), rtol=0, atol=1e-9)
 
@@ -129,7 +129,7 @@ def test_drafts_come_out_as_they_would_have(length: int) -> None:
 def test_a_replay_order_equals_a_replay_here(length: int) -> None:
     ids = prompt(length)
     cache, state, _ = start(MODEL, length, packed=True)
-    there = Cache(TINY, dtype=torch.float64, packed=True)
+    there = Cache(TINY, dtype=torch.float64, cache_format="packed")
     got, sent = over(cache, state, there, replay=ids)
     assert not got.state.windows
     got.follow(MODEL, there)
@@ -153,7 +153,7 @@ def test_bytes_on_the_wire_are_the_ledgers(length: int, options: dict) -> None:
     if "replay" in options:
         options = {"replay": prompt(length)}
     a, b = pipe(timeout=5)
-    wire, there = Edited(a), Cache(TINY, packed=True)
+    wire, there = Edited(a), Cache(TINY, cache_format="packed")
     draft = options.get("draft", True)
     _, sent = both(
         lambda: send(wire, cache, state, model=MINE, token=1, **options),
@@ -251,7 +251,7 @@ def bystander(cache: Cache) -> Iterator[None]:
     state = cache.new()
     logits = prefill(MODEL, cache, state, prompt(90, seed=3))
     yield
-    alone = Cache(TINY, dtype=cache.dtype, packed=True)
+    alone = Cache(TINY, dtype=cache.dtype, cache_format="packed")
     twin = alone.new()
     prefill(MODEL, alone, twin, prompt(90, seed=3))
     token = int(logits.argmax())
@@ -265,7 +265,7 @@ def bystander(cache: Cache) -> Iterator[None]:
 @pytest.mark.parametrize(("edit", "said"), REFUSED.values(), ids=REFUSED)
 def test_what_is_wrong_is_refused_in_words_and_the_next_hand_over_works(edit: Edit, said: str) -> None:
     cache, state, _ = start(MODEL, 71, packed=True)
-    there = Cache(TINY, dtype=torch.float64, packed=True)
+    there = Cache(TINY, dtype=torch.float64, cache_format="packed")
     a, b = pipe(timeout=5)
     right = Edited(b)
     give = partial(send, cache=cache, state=state, model=MINE, token=5)
@@ -293,7 +293,7 @@ BROKEN = {
 @pytest.mark.parametrize(("edit", "said"), BROKEN.values(), ids=BROKEN)
 def test_a_stream_that_breaks_off_fails_the_request_alone(edit: Edit, said: str) -> None:
     cache, state, _ = start(MODEL, 71, packed=True)
-    there = Cache(TINY, dtype=torch.float64, packed=True)
+    there = Cache(TINY, dtype=torch.float64, cache_format="packed")
     with bystander(there):
         failed, heard = over(cache, state, there, edit=edit)
         with pytest.raises(LinkError, match=said):
@@ -310,7 +310,7 @@ def test_no_flipped_bit_is_ever_believed(data: st.DataObject) -> None:
     cache, state, _ = start(MODEL, data.draw(st.sampled_from([1, 7, 65])), packed=True)
     pieces = 2 + sum(1 for p in parts(cache, state, draft=True) if p.size)
     edit = flipped(data.draw(st.integers(0, pieces - 1)), data.draw(st.integers(0, 10**6)))
-    there = Cache(TINY, dtype=torch.float64, packed=True)
+    there = Cache(TINY, dtype=torch.float64, cache_format="packed")
     failed, heard = over(cache, state, there, edit=edit)
     assert isinstance(failed, HandoffError) and isinstance(heard, HandoffError)
     nothing_held(there)
@@ -318,7 +318,7 @@ def test_no_flipped_bit_is_ever_believed(data: st.DataObject) -> None:
 
 def test_both_sides_must_draft_or_neither() -> None:
     cache, state, _ = start(MODEL, 20, packed=True)
-    there = Cache(TINY, dtype=torch.float64, packed=True)
+    there = Cache(TINY, dtype=torch.float64, cache_format="packed")
     for here, far in ((True, False), (False, True)):
         a, b = pipe(timeout=5)
         refused, heard = both(
@@ -340,7 +340,10 @@ def test_both_sides_must_draft_or_neither() -> None:
     ("there", "said"),
     [
         (Cache(TINY, dtype=torch.float64), "stores '1: packed rows, float64 pairs', this side '1: float64 rows"),
-        (Cache(TINY, packed=True), "stores '1: packed rows, float64 pairs', this side '1: packed rows, float32 pairs'"),
+        (
+            Cache(TINY, cache_format="packed"),
+            "stores '1: packed rows, float64 pairs', this side '1: packed rows, float32 pairs'",
+        ),
     ],
     ids=["values", "another dtype"],
 )
@@ -355,7 +358,7 @@ def test_another_model_is_refused() -> None:
     assert len(others | {MINE}) == 4 and fingerprint(tiny()) == MINE
     cache, state, _ = start(MODEL, 20, packed=True)
     a, b = pipe(timeout=5)
-    there = Cache(TINY, dtype=torch.float64, packed=True)
+    there = Cache(TINY, dtype=torch.float64, cache_format="packed")
     refused, _ = both(
         lambda: send(a, cache, state, model=MINE, token=5),
         lambda: receive(b, there, model=fingerprint(tiny(seed=1))),
@@ -365,7 +368,7 @@ def test_another_model_is_refused() -> None:
 
 def test_a_replay_order_of_no_tokens_is_refused() -> None:
     cache, state, _ = start(MODEL, 20, packed=True)
-    there = Cache(TINY, dtype=torch.float64, packed=True)
+    there = Cache(TINY, dtype=torch.float64, cache_format="packed")
     for wrong in (64, -1):
         refused, _ = over(cache, state, there, replay=prompt(20).index_fill(0, torch.tensor([15]), wrong))
         assert "allowed are 0 to 63" in str(refused)
@@ -374,7 +377,7 @@ def test_a_replay_order_of_no_tokens_is_refused() -> None:
 
 def test_a_full_receiver_says_so() -> None:
     cache, state, _ = start(MODEL, 130, packed=True)
-    there = Cache(TINY, dtype=torch.float64, packed=True, limit=2)
+    there = Cache(TINY, dtype=torch.float64, cache_format="packed", limit=2)
     refused, heard = over(cache, state, there)
     assert "no room for 130 tokens: all 2 pages of 64 tokens are in use" in str(heard) and str(refused) in str(heard)
     nothing_held(there)
@@ -455,13 +458,13 @@ def test_two_processes_equal_one(host: GroupLink) -> None:
     jobs.append(dict(length=99, packed=True, replay=True))
     with peer("prefiller", host, *jobs) as process:
         for job in jobs:
-            cache = Cache(TINY, dtype=torch.float64, packed=job["packed"])
+            cache = Cache(TINY, dtype=torch.float64, cache_format="packed" if job["packed"] else "float")
             goes_on_alike(receive(host, cache, model=MINE), cache, job)
         assert process.wait(20) == 0
 
 
 def test_a_killed_prefill_process_fails_its_request_and_the_next_one_is_served(host: GroupLink) -> None:
-    cache = Cache(TINY, dtype=torch.float64, packed=True)
+    cache = Cache(TINY, dtype=torch.float64, cache_format="packed")
     job = dict(length=71, packed=True)
     with bystander(cache):
         for dies in (1, 3, 9):  # before the manifest, before the payload, within it

@@ -26,6 +26,7 @@ from minidsv41.ledger.line import Line, least, lift, plain, total
 from minidsv41.ledger.show import print_books
 from minidsv41.ledger.storage import BF16, FP4, FP8, FP32, ROWS
 from minidsv41.model.transformer import Model
+from minidsv41.serve.generate import step
 
 GOLDEN = Path(__file__).parent / "golden"
 LEDGER = json.loads((GOLDEN / "ledger.json").read_text(encoding="utf-8"))
@@ -210,7 +211,7 @@ KINDS = {
 
 @pytest.mark.parametrize("config", [TINY, CONFIGS["toy"], FLASH], ids=["tiny", "toy", "flash"])
 def test_state_bytes_are_those_of_the_cache(config):
-    cache = Cache(config, packed=True)
+    cache = Cache(config, cache_format="packed")
     state = cache.new()
     window = config.sliding_window
     for state.length in (0, 1, 2, 3, window - 1, window, window + 1, 2 * window, 1000, 1001):
@@ -222,6 +223,30 @@ def test_state_bytes_are_those_of_the_cache(config):
         }
         assert not lines
         assert ledger == cache.nbytes(state), f"length {state.length}"
+
+
+def by_kind(config, lines: list[Line]) -> dict[str, int]:
+    values = {line.name: line.value for line in lines}
+    layers = [f"layer_{owner}_" for owner in config.kv_source_layer_ids]
+    return {
+        kind: sum(values[p + name] for p in (layers if kind in ("entry", "index") else [""]))
+        for kind, (name,) in KINDS.items()
+    }
+
+
+@settings(max_examples=3, deadline=None)
+@given(seed=st.integers(0, 1000))
+def test_a_running_sequence_holds_what_the_ledger_says_live_and_allocated(seed):
+    """Through pieces of 1 to 2 W + 1 tokens up to 220: window and page borders, odd and even."""
+    g = torch.Generator().manual_seed(seed)
+    model = Model(TINY).initialise(g)
+    cache = Cache(TINY, cache_format="packed")
+    state = cache.new()
+    while state.length < 220:
+        size = int(torch.randint(1, 2 * TINY.sliding_window + 2, (1,), generator=g))
+        step(model, cache, state, torch.randint(0, TINY.vocab_size, (size,), generator=g))
+        assert cache.nbytes(state, "live") == by_kind(TINY, kept.state_lines(TINY, state.length)), state.length
+        assert cache.nbytes(state, "allocated") == by_kind(TINY, kept.allocated_lines(TINY, state.length)), state.length
 
 
 def evaluated(line: Line) -> Fraction:

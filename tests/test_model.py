@@ -25,7 +25,7 @@ def whole(model: Model, ids: torch.Tensor) -> torch.Tensor:
 
 
 def in_chunks(model: Model, ids: torch.Tensor, sizes: list[int], *, packed: bool = False) -> torch.Tensor:
-    cache = Cache(model.config, dtype=model.dtype, packed=packed)
+    cache = Cache(model.config, dtype=model.dtype, cache_format="packed" if packed else "float")
     state, out = cache.new(), []
     for part in ids.split(sizes):
         out.append(model.logits(step(model, cache, state, part).hidden))

@@ -31,7 +31,7 @@ FORMS = pytest.mark.parametrize(
 
 def filled(model: Model, ids: torch.Tensor, *, packed: bool, dtype: torch.dtype | None = None) -> tuple[Cache, State]:
     """A cache whose first page numbers belong to somebody else, and a sequence that holds ids."""
-    cache = Cache(model.config, dtype=dtype or model.dtype, packed=packed)
+    cache = Cache(model.config, dtype=dtype or model.dtype, cache_format="packed" if packed else "float")
     prefill(model, cache, cache.new(), prompt(70, seed=9))
     state = cache.new()
     prefill(model, cache, state, ids)
@@ -56,7 +56,7 @@ def test_there_and_back_bit_for_bit(packed, dtype):
     cache, state = filled(model, prompt(2 * PAGE), packed=packed)
     stored = [pages.export_page(cache, state, page) for page in (0, 1)]
     assert {len(p) for p in stored} == {pages.page_bytes(cache)}
-    other = Cache(model.config, dtype=dtype, packed=packed)
+    other = Cache(model.config, dtype=dtype, cache_format="packed" if packed else "float")
     taken = [other.entries.take() for _ in range(3)]
     new = other.new()
     pages.import_pages(other, new, stored)
@@ -89,7 +89,7 @@ def test_a_sequence_goes_on_from_imported_pages_as_from_its_own(packed):
     "config", [TINY, ModelConfig.preset("toy"), ModelConfig.preset("flash")], ids=["tiny", "toy", "flash"]
 )
 def test_page_bytes_are_those_of_the_ledger(config):
-    assert pages.page_bytes(Cache(config, packed=True)) == PAGE * kv_bytes_per_token(config).value
+    assert pages.page_bytes(Cache(config, cache_format="packed")) == PAGE * kv_bytes_per_token(config).value
 
 
 def test_an_incomplete_page_is_not_exported():
@@ -107,7 +107,7 @@ def test_a_prompt_comes_back_from_the_store(tmp_path):
     with Store(tmp_path, pages.identity(model, cache)) as store:
         assert pages.persist(store, cache, state, ids.tolist(), replayed=False) == 2
         assert pages.persist(store, cache, state, ids.tolist(), replayed=True) == 0
-        other = Cache(model.config, dtype=model.dtype, packed=True)
+        other = Cache(model.config, dtype=model.dtype, cache_format="packed")
         longer = torch.cat([ids[: PAGE + 7], prompt(80, seed=4)])
         new, replayed = pages.restore(store, other, longer.tolist())
         assert new.length == PAGE and not replayed
@@ -123,7 +123,7 @@ def test_a_hit_from_disk_is_replayed_like_a_hit_in_memory(tmp_path, length):
     cache, state = filled(model, ids, packed=True)
     with Store(tmp_path, pages.identity(model, cache)) as store:
         pages.persist(store, cache, state, ids.tolist(), replayed=False)
-        other = Cache(model.config, dtype=model.dtype, packed=True)
+        other = Cache(model.config, dtype=model.dtype, cache_format="packed")
         new, _ = pages.restore(store, other, ids[:length].tolist())
     assert new.length == 2 * PAGE
     wanted = replay(model, cache, state, ids[:length], 2 * PAGE)
@@ -137,7 +137,7 @@ def test_exact_reconstruction_upon_pages_from_disk_is_the_cold_run(tmp_path):
     cache, state = filled(model, ids[: 2 * PAGE], packed=True)
     with Store(tmp_path, pages.identity(model, cache)) as store:
         pages.persist(store, cache, state, ids.tolist(), replayed=False)
-        other = Cache(model.config, dtype=model.dtype, packed=True)
+        other = Cache(model.config, dtype=model.dtype, cache_format="packed")
         new, _ = pages.restore(store, other, ids.tolist())
     reconstruct(model, other, new, ids)
     cold = prefill(model, cache, cache.new(), ids, cut=None)
@@ -158,7 +158,7 @@ def test_pages_computed_after_a_replay_say_so(tmp_path):
 def test_a_cache_without_room_gives_back_what_it_took(tmp_path):
     model, ids = tiny(), prompt(3 * PAGE)
     cache, state = filled(model, ids, packed=True)
-    small = Cache(model.config, dtype=model.dtype, packed=True, limit=2)
+    small = Cache(model.config, dtype=model.dtype, cache_format="packed", limit=2)
     with Store(tmp_path, pages.identity(model, cache)) as store:
         pages.persist(store, cache, state, ids.tolist(), replayed=False)
         with pytest.raises(CacheFull):
@@ -171,7 +171,7 @@ def test_a_cache_without_room_gives_back_what_it_took(tmp_path):
 
 def other_models(model: Model) -> dict[str, tuple[Model, Cache]]:
     def cache(m: Model, **how) -> tuple[Model, Cache]:
-        return m, Cache(m.config, **{"dtype": m.dtype, "packed": True} | how)
+        return m, Cache(m.config, **{"dtype": m.dtype, "cache_format": "packed"} | how)
 
     weight, token_map = tiny(), tiny()
     with torch.no_grad():
@@ -183,18 +183,18 @@ def other_models(model: Model) -> dict[str, tuple[Model, Cache]]:
         "seed": cache(tiny(seed=1)),
         "dtype": cache(tiny(dtype=torch.float32)),
         "config": cache(tiny(rope_theta=20000.0)),
-        "form": cache(model, packed=False),
+        "form": cache(model, cache_format="float"),
     }
 
 
 def test_the_same_model_again_has_the_same_identity():
-    cache = Cache(TINY, dtype=torch.float64, packed=True)
+    cache = Cache(TINY, dtype=torch.float64, cache_format="packed")
     assert pages.identity(tiny(), cache) == pages.identity(tiny(), cache)
 
 
 def test_other_models_and_forms_are_refused(tmp_path):
     model = tiny()
-    Store(tmp_path, pages.identity(model, Cache(TINY, dtype=model.dtype, packed=True))).close()
+    Store(tmp_path, pages.identity(model, Cache(TINY, dtype=model.dtype, cache_format="packed"))).close()
     for name, (other, cache) in other_models(model).items():
         with pytest.raises(StoreError, match="layout = " if name == "form" else "model = "):
             Store(tmp_path, pages.identity(other, cache))

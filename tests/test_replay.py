@@ -32,7 +32,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
 
 def held(model: Model, ids: torch.Tensor, *, packed: bool = False) -> tuple[Cache, State]:
     """A sequence that holds ids, computed exactly."""
-    cache = Cache(model.config, dtype=model.dtype, packed=packed)
+    cache = Cache(model.config, dtype=model.dtype, cache_format="packed" if packed else "float")
     state = cache.new()
     if len(ids):
         step(model, cache, state, ids)

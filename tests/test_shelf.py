@@ -30,7 +30,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def cache() -> Cache:
-    return Cache(TINY, dtype=torch.float64, packed=True)
+    return Cache(TINY, dtype=torch.float64, cache_format="packed")
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def in_use(cache: Cache) -> int:
 def test_the_next_turn_goes_on_as_if_nothing_had_happened():
     model: Model = tiny()
     ids, more = prompt(75).tolist(), prompt(9, seed=2)
-    cache = Cache(model.config, dtype=model.dtype, packed=True)
+    cache = Cache(model.config, dtype=model.dtype, cache_format="packed")
     shelf = Shelf(cache, ttl=60, budget=10**9)
     state, undisturbed = cache.new(), cache.new()
     prefill(model, cache, state, torch.tensor(ids))
@@ -167,7 +167,7 @@ STEPS = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(steps=STEPS, room=st.integers(0, 5))
 def test_no_page_is_ever_lost_or_given_twice(steps, room):
-    cache, clock = Cache(TINY, dtype=torch.float64, packed=True), Clock()
+    cache, clock = Cache(TINY, dtype=torch.float64, cache_format="packed"), Clock()
     size = sum(cache.nbytes(probe := blank(cache, 1), "allocated").values())
     cache.release(probe)
     shelf, out = Shelf(cache, ttl=50, budget=room * size, clock=clock), []

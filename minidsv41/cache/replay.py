@@ -1,4 +1,4 @@
-"""Exact reconstruction of lost window rows: the reference for bounded replay (attention spec §8.2).
+"""Exact reconstruction of lost window rows: the reference for bounded replay.
 
 The last row of layer l reads W - 1 rows before its own, each of which was made by layer l - 1 from W - 1 more. So
 one new token needs L(W - 1) old ones: a rectangle if every layer runs on all of them, a staircase if each

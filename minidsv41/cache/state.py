@@ -1,10 +1,10 @@
-"""The cache of a model and the state of one sequence in it (attention spec §9)."""
+"""The cache of a model and the state of one sequence in it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from minidsv41.model import Keys
 from minidsv41.model.keys import KINDS
 from minidsv41.model.norm import wide
 from minidsv41.ops import Batch, Rows
+
+CacheFormat = Literal["packed", "float"]
 
 
 @dataclass
@@ -36,8 +38,8 @@ class State:
 class Cache:
     """Pools for every layer and owner, and the states that live in them.
 
-    packed stores the released records (288 B entry, 68 B index key, 528 B window row at the released
-    widths) and needs `config.qat`; otherwise values are kept as `dtype`, rounded alike.
+    cache_format: "packed" stores the released records (288 B entry, 68 B index key, 528 B window row at the
+    released widths) and needs `config.qat`; "float" keeps values as `dtype`, rounded alike.
     limit: pages that the cache may grow to (None: no limit).
     """
 
@@ -47,11 +49,14 @@ class Cache:
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        packed: bool = False,
+        cache_format: CacheFormat = "float",
         limit: int | None = None,
     ) -> None:
+        if cache_format not in get_args(CacheFormat):
+            raise ConfigError(f"cache_format = {cache_format!r}: allowed are {', '.join(get_args(CacheFormat))}")
+        packed = cache_format == "packed"
         if packed and not config.qat:
-            raise ConfigError("packed = True: records hold rounded values, so qat must be on")
+            raise ConfigError("cache_format = 'packed': records hold rounded values, so qat must be on")
         self.config, self.dtype, self.device = config, dtype, torch.device(device)
 
         def pool(kind: str, width: int, page: int) -> Pool:

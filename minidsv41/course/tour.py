@@ -177,7 +177,7 @@ def talk(console: Console, model: Model, tokenizer: Tokenizer, ids: Tensor, seed
 
 def left_over(model: Model, ids: Tensor) -> Table:
     """Bytes of the prompt by kind: measured in a packed cache, and by the ledger's arithmetic."""
-    cache = Cache(model.config, dtype=model.dtype, packed=True)
+    cache = Cache(model.config, dtype=model.dtype, cache_format="packed")
     state = cache.new()
     prefill(model, cache, state, ids)
     measured = cache.nbytes(state)

@@ -172,6 +172,22 @@ def state_lines(c: ModelConfig, length: int) -> list[Line]:
     return [*lines, *stored_lines(c, tokens), open_pair_bytes(c), engram_history_bytes(c)]
 
 
+def allocated_lines(c: ModelConfig, length: int, *, page: int = 64) -> list[Line]:
+    """What `state_lines` counts, in whole pages of `page` tokens: a page of windows goes when its last row has left
+    the window."""
+    layers, stages, window = fields(c, "num_hidden_layers num_nextn_predict_layers sliding_window")
+    size, tokens = Line("page", page, "tokens"), Line("length", length, "tokens")
+    pages = ceiling(tokens / size).named("entry_pages", "pages")
+    left = Line("tokens_out_of_the_window", max(0, length - window.value), "tokens")
+    rows = ((pages - left // size) * size).named("window_rows", "rows")
+    lines = [
+        (layers * rows * window_row_bytes(c)).named("window_bytes", "B, FP8 window"),
+        (stages * rows * window_row_bytes(c)).named("draft_window_bytes", "B, FP8 window"),
+    ]
+    whole = (pages * size).named("paged_tokens", "tokens")
+    return [*lines, *stored_lines(c, whole), open_pair_bytes(c), engram_history_bytes(c)]
+
+
 def state_bytes(c: ModelConfig, length: int) -> Line:
     """Live bytes of one sequence of `length` tokens: the sum of `state_lines`."""
     return total(state_lines(c, length)).named("state_bytes", f"B, {PACKED.name} + FP8 window")

@@ -1,7 +1,7 @@
 """Bytes that outlive a request, for each token of its length: entries and index keys, with window rows or without.
 
-V4 keeps its windows at the end of the prompt and at the end of the output; V4.1 keeps none and replays them
-(attention spec §8.2). Windows are counted full, as they are in requests longer than they.
+V4 keeps its windows at the end of the prompt and at the end of the output; V4.1 keeps none and replays them.
+Windows are counted full, as they are in requests longer than they.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bytes that one sequence needs while a block of drafts is verified (backbone spec §5.5)."""
+"""Bytes that one sequence needs while a block of drafts is verified."""
 
 from __future__ import annotations
 

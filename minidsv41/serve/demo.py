@@ -47,7 +47,7 @@ def demo(
     serves the next demo too.
     """
     with TemporaryDirectory() as passing:
-        cache = Cache(model.config, dtype=model.dtype, packed=model.config.qat)
+        cache = Cache(model.config, dtype=model.dtype, cache_format="packed" if model.config.qat else "float")
         shelf = Shelf(cache, **SHELF)
         with (
             Store(folder or passing, identity(model, cache)) as store,

@@ -1,4 +1,4 @@
-"""Hand-over: one process computes a prompt, another goes on from its cache (backbone spec §5.8).
+"""Hand-over: one process computes a prompt, another goes on from its cache.
 
 The receiver answers twice, to the manifest and to the payload, so that a refusal reaches the sender in words.
 """

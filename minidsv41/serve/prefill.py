@@ -1,4 +1,4 @@
-"""A prompt on its way into a sequence: chunk by chunk, the decoder on its tail only (attention spec §4, §8)."""
+"""A prompt on its way into a sequence: chunk by chunk, the decoder on its tail only."""
 
 from __future__ import annotations
 

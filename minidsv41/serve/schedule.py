@@ -1,4 +1,4 @@
-"""How many drafts to verify (backbone spec §5.6): confidence, made honest, against what a row costs."""
+"""How many drafts to verify: confidence, made honest, against what a row costs."""
 
 from __future__ import annotations
 

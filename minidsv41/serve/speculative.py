@@ -1,4 +1,4 @@
-"""Speculative decoding: DSpark drafts a block, one pass of the target verifies it (backbone spec §5.5).
+"""Speculative decoding: DSpark drafts a block, one pass of the target verifies it.
 
 What comes out is distributed as without drafts; greedily it is the same text.
 """

@@ -1,4 +1,4 @@
-"""What bounded replay saves and what it changes, on real text (attention spec §8): a study.
+"""What bounded replay saves and what it changes, on real text: a study.
 
 Every way of taking in the same prompt is followed by the same true tokens. Its predictions of them are held
 against those of a prompt whose every row ran through every layer; its cost is counted in row-layers.

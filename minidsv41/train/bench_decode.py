@@ -46,7 +46,7 @@ class Sequence(Protocol):
 
 class Ours:
     def __init__(self, model: Model, limit: int) -> None:
-        self.model, self.cache = model, Cache(model.config, packed=True)
+        self.model, self.cache = model, Cache(model.config, cache_format="packed")
         self.state = self.cache.new()
 
     def feed(self, ids: Tensor) -> Tensor:

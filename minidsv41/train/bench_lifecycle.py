@@ -48,7 +48,7 @@ def measured(work: Callable[[], object], repeats: int, prepare: Callable[[], obj
 def measure(model: Model, text: Tensor, c: LifecycleConfig) -> dict:
     """All sections; text [n], n >= what the config asks for."""
     torch.set_num_threads(c.threads)
-    cache = Cache(model.config, dtype=model.dtype, packed=model.config.qat)
+    cache = Cache(model.config, dtype=model.dtype, cache_format="packed" if model.config.qat else "float")
     state = cache.new()
     prefill(model, cache, state, text[: c.prefix])  # its entries are those of a cold run, whatever the cut
     return {
@@ -132,7 +132,7 @@ def serve(model: Model, text: Tensor, requests: int, c: LifecycleConfig) -> dict
 
 
 def speed(model: Model, text: Tensor, requests: int, c: LifecycleConfig, drafted: bool) -> float:
-    cache = Cache(model.config, dtype=model.dtype, packed=model.config.qat)
+    cache = Cache(model.config, dtype=model.dtype, cache_format="packed" if model.config.qat else "float")
     settings = dict(max_requests=requests, token_budget=requests * c.new + 1024, stop=frozenset())
     with Engine(model, cache=cache, speculative=drafted, **settings) as engine:
         for i in range(requests):

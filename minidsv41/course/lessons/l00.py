@@ -78,7 +78,7 @@ RECORD = Exercise(
 @cache
 def measured() -> dict[int, tuple[int, int, int]]:
     """Bytes that a real cache of the released widths holds, at each of LENGTHS: windows, entries, index keys."""
-    store, g = Cache(FLASH, packed=True), torch.Generator().manual_seed(0)
+    store, g = Cache(FLASH, cache_format="packed"), torch.Generator().manual_seed(0)
     state, out = store.new(), {}
     for length in LENGTHS:
         batch = Batch.ragged([torch.zeros(length - state.length, dtype=torch.int64)], [state.length])
