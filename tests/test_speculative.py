@@ -78,12 +78,12 @@ def test_after_k_accepted_drafts_the_state_is_that_of_plain_decoding(shift: int,
     texts = [prompt(n + BLOCK + 2, seed=n) for n in LENGTHS]
     heads = [t[:n] for t, n in zip(texts, LENGTHS, strict=True)]
     counts = [1 + (i + shift) % (BLOCK + 1) for i in range(len(LENGTHS))]
-    cache, states = filled(model, heads, packed=packed)
+    cache, states = filled(model, heads, cache_format="packed" if packed else "float")
     scratch = ScratchKeys(cache, states)
     with torch.no_grad():
         batch, logits = verify(model, scratch, [t[n : n + BLOCK + 1] for t, n in zip(texts, LENGTHS, strict=True)])
     scratch.commit(batch, counts, model.token_map)
-    reference, plain = filled(model, heads, packed=packed)
+    reference, plain = filled(model, heads, cache_format="packed" if packed else "float")
     for step in range(BLOCK + 1):
         some = [i for i, count in enumerate(counts) if count > step]
         wanted = feed(model, reference, [plain[i] for i in some], [texts[i][LENGTHS[i] + step][None] for i in some])
@@ -100,7 +100,7 @@ def test_after_k_accepted_drafts_the_state_is_that_of_plain_decoding(shift: int,
 def test_rejected_rows_never_touch_the_pools(packed: bool) -> None:
     model = tiny()
     heads = [prompt(n, seed=n) for n in (4, 5, PAGE - 1, PAGE, 2 * PAGE - 2)]
-    cache, states = filled(model, heads, packed=packed)
+    cache, states = filled(model, heads, cache_format="packed" if packed else "float")
     before, as_it_was = stored(cache), deepcopy((states, cache.windows.free, cache.entries.free))
     scratch = ScratchKeys(cache, states)
     anchors = prompt(len(heads), seed=9)
@@ -112,7 +112,7 @@ def test_rejected_rows_never_touch_the_pools(packed: bool) -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, stored(cache), strict=True))
     assert str(as_it_was) == str((states, cache.windows.free, cache.entries.free))
     scratch.commit(batch, [1] * len(heads), model.token_map)
-    twin, plain = filled(model, heads, packed=packed)
+    twin, plain = filled(model, heads, cache_format="packed" if packed else "float")
     feed(model, twin, plain, list(anchors[:, None]))
     for a, b in zip(stored(cache), stored(twin), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0 if packed else 1e-9)
@@ -131,7 +131,7 @@ def test_a_full_cache_refuses_the_commit_and_keeps_the_sequence() -> None:
 
 def test_the_scratch_has_the_bytes_of_the_ledger() -> None:
     model = tiny(dtype=torch.float32)
-    cache, states = filled(model, [prompt(7), prompt(12)], packed=True)
+    cache, states = filled(model, [prompt(7), prompt(12)], cache_format="packed")
     scratch = ScratchKeys(cache, states)
     with torch.no_grad():
         verify(model, scratch, [prompt(BLOCK + 1)] * 2)
