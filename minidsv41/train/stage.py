@@ -27,8 +27,8 @@ def as_stored(name: str, w: Tensor) -> Tensor:
 class Stage:
     """Who is trained, and how fast. `warmup` is a share of the stage.
 
-    A batch is cut into `threads` parts, each worked on by one thread: on two cores that takes three quarters of the
-    time that it takes when every small operation uses both.
+    A batch is cut into `threads` parts, each worked on by one thread: faster than letting all threads share every
+    small operation.
     """
 
     name: str
