@@ -20,7 +20,10 @@ from minidsv41.ops import Batch
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One fault: what kind of slip it is, what it changes, what a user would notice, where it was reported."""
+    """One fault: what kind of slip it is, what it changes, what a user would notice, where it was reported.
+
+    probe: what shows it where a trace of the model does not; its value differs while the fault is in place.
+    """
 
     name: str
     kind: Text
@@ -28,6 +31,7 @@ class Fault:
     symptom: Text
     report: str = ""
     apply: Callable[[], AbstractContextManager]
+    probe: Callable[[], Any] | None = None
 
     def __str__(self) -> str:
         return f"{self.name}: {say(self.symptom)}"

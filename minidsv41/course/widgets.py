@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ipywidgets
@@ -26,7 +26,9 @@ class View:
         self._text, self._picture = text, picture
         self.readout = ipywidgets.HTML()
         self.image = ipywidgets.Image(format="png", layout={"max_width": "700px"})
-        self.box = ipywidgets.VBox([ipywidgets.HBox(list(controls.values())), self.image, self.readout])
+        self.box = ipywidgets.VBox(
+            [ipywidgets.HBox(list(controls.values()), layout={"flex_flow": "row wrap"}), self.image, self.readout]
+        )
         for control in controls.values():
             control.observe(self._move, names="value")
         self._move()
@@ -48,3 +50,13 @@ class View:
 def slider(name: str, low: int, high: int, *, start: int, live: bool = True) -> ipywidgets.IntSlider:
     """A whole-number slider that redraws while it moves (`live`) or when it is released."""
     return ipywidgets.IntSlider(start, low, high, description=name, continuous_update=live, layout={"width": "420px"})
+
+
+def choice(name: str, options: Sequence[str] | Mapping[str, Any], *, start: Any = None) -> ipywidgets.Dropdown:
+    """A drop-down list of texts, or of texts and the values that they stand for."""
+    chosen = {} if start is None else {"value": start}
+    return ipywidgets.Dropdown(options=options, description=name, layout={"width": "300px"}, **chosen)
+
+
+def tick(name: str, *, start: bool = False) -> ipywidgets.Checkbox:
+    return ipywidgets.Checkbox(start, description=name, indent=False, layout={"width": "200px"})
