@@ -1,0 +1,1 @@
+"""Figures of the lessons, a file a topic."""
