@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 
 import pytest
 import torch
@@ -34,7 +33,7 @@ def record() -> dict:
 
 def test_it_is_the_toy_trained_with_the_default_settings(model, record) -> None:
     assert model.config == ModelConfig.preset("toy")
-    assert record["settings"] == asdict(TrainConfig())
+    assert TrainConfig(**record["settings"]) == TrainConfig()
 
 
 def test_its_record_keeps_the_promises(record) -> None:

@@ -15,6 +15,7 @@ from minidsv41.tokens import load_tokenizer, token_map
 from minidsv41.train.data import Batches, Corpus
 from minidsv41.train.evaluate import validate
 from minidsv41.train.objective import Backbone, Draft
+from minidsv41.train.recall import Lookups, Mixed
 from minidsv41.train.runs import Run, RunError, State
 from minidsv41.train.stage import Stage
 
@@ -36,6 +37,8 @@ class TrainConfig:
     round_from: float = 0.8  # share of the steps after which the model holds its weights as they will be stored
     replay: int = 4  # sequences of a batch under decoder replay
     align: int = 2  # sequences of a batch on which the indexer is aligned
+    recall: int = 0  # sequences of a batch with things to look up earlier in them, see recall.py
+    recall_weight: float = 1.0  # of a target that can be looked up; all others weigh 1
     draft_steps: int = 100
     draft_lr: float = 6e-3
     draft_anchors: int = 256
@@ -113,14 +116,17 @@ class Trainer:
     def run_stage(self, stage: Stage, first: int, steps: int) -> None:
         c, backbone = self.config, stage.name == "backbone"
         seed = c.seed if backbone else c.seed + 1
-        batches = Batches(tokens=self.corpus.train.tokens, batch_size=c.batch, length=c.length, seed=seed)
+        tokens = self.corpus.train.tokens
+        text = Batches(tokens=tokens, batch_size=c.batch, length=c.length, seed=seed)
+        batches = Mixed(text, Lookups(tokens, length=c.length, seed=seed), share=c.recall, weight=c.recall_weight)
         started = time.perf_counter() - self.seconds
         bar = tqdm(range(first, steps), initial=first, total=steps, desc=stage.name, disable=None)
         for step in bar:
             if backbone:
                 self.snapshot(step, steps)
             rounding = step >= min(c.round_from * steps, steps - 1)
-            terms = stage.update(batches(step).to(c.device), step=step, progress=step / steps, rounding=rounding)
+            tokens, weight = batches(step, c.device)
+            terms = stage.update(tokens, step=step, progress=step / steps, rounding=rounding, weight=weight)
             done, self.seconds = step + 1, time.perf_counter() - started
             self.note(stage, done, terms)
             bar.set_postfix(terms)

@@ -34,8 +34,11 @@ class Objective(Protocol):
         """What is trained, by its full name."""
         ...
 
-    def loss(self, tokens: Tensor, *, step: int) -> Loss:
-        """tokens [B, T + 1]; random choices follow from `step`. Several threads may call at once."""
+    def loss(self, tokens: Tensor, *, step: int, weight: Tensor | None = None) -> Loss:
+        """tokens [B, T + 1], weight [B, T] of each target (all equal if None); random choices follow from `step`.
+
+        Several threads may call at once.
+        """
         ...
 
     def logits(self, tokens: Tensor) -> Tensor:
@@ -63,6 +66,14 @@ def draws(seed: int, step: int) -> torch.Generator:
     return torch.Generator().manual_seed(1_000_003 * seed + step)
 
 
+def cross_entropy(logits: Tensor, targets: Tensor, weight: Tensor | None) -> Tensor:
+    """Mean over targets [B, T] under logits [B * T, V], each counted `weight` [B, T] times."""
+    if weight is None:
+        return F.cross_entropy(logits, targets.flatten())
+    nats = F.cross_entropy(logits, targets.flatten(), reduction="none")
+    return (nats * weight.flatten()).sum() / weight.sum()
+
+
 def model_stacks(model: Model) -> dict[str, int]:
     c = model.config
     return {
@@ -84,8 +95,8 @@ class Plain:
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
         return list(self.module.named_parameters())
 
-    def loss(self, tokens: Tensor, *, step: int) -> Loss:
-        loss = F.cross_entropy(self.logits(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    def loss(self, tokens: Tensor, *, step: int, weight: Tensor | None = None) -> Loss:
+        loss = cross_entropy(self.logits(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:], weight)
         return Loss({"total": loss}, [])
 
     def logits(self, tokens: Tensor) -> Tensor:
@@ -113,7 +124,7 @@ class Backbone:
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.module.named_parameters() if not name.startswith("mtp.")]
 
-    def loss(self, tokens: Tensor, *, step: int) -> Loss:
+    def loss(self, tokens: Tensor, *, step: int, weight: Tensor | None = None) -> Loss:
         model, (count, length) = self.module, tokens[:, :-1].shape
         batch = Batch.equal(tokens[:, :-1], decoder_floor=self.replay_floor(count, length, step))
         seen = Recorder(".scores", ".expert_ids", ".q", ".w", ".k", ".entry", ".win_kv")
@@ -122,7 +133,7 @@ class Backbone:
         ids = [seen[f"L{i}.ffn.expert_ids"].unflatten(0, (count, length)) for i in layers]
         scores = [seen[f"L{i}.ffn.scores"].unflatten(0, (count, length)) for i in layers]
         terms = {
-            "lm": F.cross_entropy(model.logits(out.hidden), tokens[:, 1:].flatten()),
+            "lm": cross_entropy(model.logits(out.hidden), tokens[:, 1:], weight),
             "balance": sum(balance_loss(*pair) for pair in zip(scores, ids, strict=True)),
             "align": sum(self.alignment(layer, batch, seen) for layer in model.config.index_source_layer_ids),
         }
@@ -169,7 +180,10 @@ class Backbone:
 
 @dataclass
 class Draft:
-    """DSpark on the frozen backbone: `anchors` random places of each batch, true previous tokens (DSpark paper)."""
+    """DSpark on the frozen backbone: `anchors` random places of each batch, true previous tokens (DSpark paper).
+
+    All places count the same, whatever the weight of a target.
+    """
 
     module: Model
     anchors: int
@@ -183,7 +197,7 @@ class Draft:
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.module.named_parameters() if name.startswith("mtp.")]
 
-    def loss(self, tokens: Tensor, *, step: int) -> Loss:
+    def loss(self, tokens: Tensor, *, step: int, weight: Tensor | None = None) -> Loss:
         model, tokens, size = self.module, tokens.to(self.module.device), self.module.config.dspark_block_size
         count, length = tokens[:, :-1].shape
         generator = draws(self.seed, step)

@@ -41,15 +41,19 @@ class Stage:
         self.optimizer = Optimizer(self.objective.parameters(), stacks=self.objective.stacks)
         self.workers = ThreadPoolExecutor(self.threads, initializer=partial(torch.set_num_threads, 1))
 
-    def update(self, tokens: Tensor, *, step: int, progress: float, rounding: bool = False) -> dict[str, float]:
+    def update(
+        self, tokens: Tensor, *, step: int, progress: float, rounding: bool = False, weight: Tensor | None = None
+    ) -> dict[str, float]:
         """One step on tokens [B, T + 1] at `progress` (0 to 1) of the stage; returns the terms of the loss.
+        weight [B, T]: how much each target counts; all equal if None.
 
         With `rounding` the model then holds its weights as they will be stored.
         Raises RunError, before any weight changes, if the loss is not a number.
         """
         parts = tokens.chunk(self.threads)
         draws = [step * self.threads + i for i in range(len(parts))]
-        losses, gradients = zip(*self.workers.map(self.gradients, parts, draws), strict=True)
+        weights = [None] * len(parts) if weight is None else weight.chunk(self.threads)
+        losses, gradients = zip(*self.workers.map(self.gradients, parts, draws, weights), strict=True)
         values = {k: round(sum(loss.terms[k].item() for loss in losses) / len(losses), 4) for k in losses[0].terms}
         if not math.isfinite(values["total"]):
             raise RunError(f"{self.name}, step {step}: the loss is not a finite number ({values})")
@@ -62,9 +66,11 @@ class Stage:
             update_bias(routers[0][0], torch.cat([ids.flatten() for _, ids in routers]))
         return values
 
-    def gradients(self, tokens: Tensor, step: int) -> tuple[Loss, tuple[Tensor | None, ...]]:
+    def gradients(
+        self, tokens: Tensor, step: int, weight: Tensor | None = None
+    ) -> tuple[Loss, tuple[Tensor | None, ...]]:
         """The loss of one part of a batch, and its gradient for each trained parameter."""
-        loss = self.objective.loss(tokens, step=step)
+        loss = self.objective.loss(tokens, step=step, weight=weight)
         parameters = list(self.optimizer.parameters.values())
         gradients = torch.autograd.grad(loss.terms["total"], parameters, allow_unused=True)
         return Loss({name: term.detach() for name, term in loss.terms.items()}, loss.chosen), gradients
