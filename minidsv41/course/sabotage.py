@@ -16,6 +16,9 @@ from minidsv41.course import faults
 from minidsv41.course.language import Text, say
 from minidsv41.model import Model
 from minidsv41.ops import Batch
+from minidsv41.replaced import replaced
+
+__all__ = ["Difference", "Fault", "Sabotage", "first_difference", "replaced", "sabotage", "trace_by_token"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,17 +69,6 @@ class Sabotage:
 
 
 sabotage = Sabotage()
-
-
-@contextmanager
-def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Put `make(original)` in place of `owner.name`; the original comes back in any case."""
-    original = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
-    setattr(owner, name, make(original))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 @dataclass(frozen=True)
