@@ -11,6 +11,7 @@ ONLY = {  # part: the parts of this package that it may import
     "formats": set(),
     "ops": {"config", "formats", "ops", "kernels"},
     "model": {"config", "formats", "ops", "model"},
+    "families": {"config", "ops", "model", "families"},
     "ledger": {"config", "ledger"},
 }
 COURSE = {"course", "cli"}  # the parts that may import course

@@ -8,27 +8,33 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from minidsv41.config import ModelConfig
+from minidsv41.config import ModelConfig, RopeScaling
 from minidsv41.model.norm import wide
 
 
 def frequencies(config: ModelConfig, *, compressed: bool, device: torch.device | None = None) -> Tensor:
     """[R / 2] float64 angles per position (official code). No magnitude factor anywhere."""
-    dims = config.qk_rope_head_dim
     theta = config.compress_rope_theta if compressed else config.rope_theta
+    scaling = config.rope_scaling if compressed else None
+    return angles(config.qk_rope_head_dim, theta, scaling, device=device)
+
+
+def angles(
+    dims: int, theta: float, scaling: RopeScaling | None = None, *, device: torch.device | None = None
+) -> Tensor:
+    """[dims / 2] float64 angles per position, stretched by YaRN where `scaling` says how far."""
     j = torch.arange(dims // 2, dtype=torch.float64, device=device)
     freq = theta ** (-2 * j / dims)
-    if not compressed:
+    if scaling is None:
         return freq
-    yarn = config.rope_scaling
 
     def turns(beta: float) -> float:
         """The pair that turns beta times within the original length."""
-        return dims * math.log(yarn.original_max_position_embeddings / (beta * 2 * math.pi)) / (2 * math.log(theta))
+        return dims * math.log(scaling.original_max_position_embeddings / (beta * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = max(math.floor(turns(yarn.beta_fast)), 0), min(math.ceil(turns(yarn.beta_slow)), dims - 1)
+    low, high = max(math.floor(turns(scaling.beta_fast)), 0), min(math.ceil(turns(scaling.beta_slow)), dims - 1)
     ramp = ((j - low) / max(high - low, 1e-3)).clamp(0, 1)
-    return freq * (1 - ramp) + freq / yarn.factor * ramp
+    return freq * (1 - ramp) + freq / scaling.factor * ramp
 
 
 class Rotation(NamedTuple):
