@@ -1,4 +1,4 @@
-"""Another function in place of one of the package's, for as long as a block runs: faults and studies need no switches."""
+"""Another function in place of one of the package's while a block runs: faults and studies need no switches."""
 
 from __future__ import annotations
 
