@@ -60,3 +60,8 @@ def choice(name: str, options: Sequence[str] | Mapping[str, Any], *, start: Any 
 
 def tick(name: str, *, start: bool = False) -> ipywidgets.Checkbox:
     return ipywidgets.Checkbox(start, description=name, indent=False, layout={"width": "200px"})
+
+
+def written(name: str, *, start: str) -> ipywidgets.Text:
+    """A line of text that counts when it is finished, with the return key or by leaving it."""
+    return ipywidgets.Text(start, description=name, continuous_update=False, layout={"width": "330px"})
