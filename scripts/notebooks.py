@@ -11,6 +11,7 @@ import nbformat
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parents[1]
+VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 def run(path: Path) -> nbformat.NotebookNode:
@@ -42,6 +43,8 @@ def normalise(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
         for output in cell.get("outputs", []):
             if "metadata" in output:
                 output.metadata = nbformat.from_dict({})
+            if VIEW in output.get("data", {}):
+                output.data[VIEW]["model_id"] = cell.id  # no widget state is kept, so nothing looks it up
     return book
 
 

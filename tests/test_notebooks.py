@@ -134,3 +134,5 @@ def test_saving_normalises(tmp_path, monkeypatch):
     assert saved["cells"][0]["metadata"] == {"tags": ["core"]}
     assert saved["cells"][1]["outputs"] == [{"name": "stdout", "output_type": "stream", "text": ["1\n", "2\n"]}]
     assert set(saved["metadata"]) == {"kernelspec", "language_info"}
+    notebooks.main()
+    assert path.read_bytes() == once
