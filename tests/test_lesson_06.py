@@ -129,11 +129,12 @@ def test_an_outlier_kills_in_its_own_group_only(row: torch.Tensor):
 
 @each_format
 def test_readout_names_every_group(fmt, row: torch.Tensor):
-    lines = described(Stored.of(row, fmt)).split("<br>")
-    assert len(lines) == 2 * len(row) // fmt.group
-    for heading, codes in zip(lines[::2], lines[1::2], strict=True):
-        assert "scale" in heading
-        assert len(codes.split()) == 1 + fmt.group
+    said = described(Stored.of(row, fmt)).replace("<br>", " ").split("channels ")[1:]
+    assert len(said) == len(row) // fmt.group
+    for n, group in enumerate(said):
+        heading, codes = group.split(" codes ")
+        assert heading.startswith(f"{n * fmt.group}–{(n + 1) * fmt.group - 1}: scale ")
+        assert len(codes.split()) == fmt.group
 
 
 @each_format

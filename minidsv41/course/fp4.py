@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 
 import torch
@@ -62,14 +63,14 @@ def with_outlier(row: Tensor, channel: int, times: float) -> Tensor:
 
 
 def described(found: Stored) -> str:
-    """Two lines of HTML a group: scale and its byte, codes in hexadecimal, who died, and the error."""
-    lines = []
+    """HTML, for each group: scale and its byte, who died, the error, and lines of codes in hexadecimal."""
+    lines, digits = [], found.fmt.values.bits // 4
     for n, group in enumerate(found.codes.split(found.fmt.group)):
         at = slice(n * found.fmt.group, (n + 1) * found.fmt.group)
         error = (found.after[at] - found.before[at]).norm() / found.before[at].norm()
         lines += [
             f"channels {at.start}–{at.stop - 1}: scale {found.scales[n]:.5g} (byte {int(found.scale_bytes[n]):02x}), "
             f"{int(found.dead[at].sum())} of {found.fmt.group} dead, error {error:.1%} of the norm",
-            "codes " + " ".join(f"{int(code):0{found.fmt.values.bits // 4}x}" for code in group),
+            *textwrap.wrap("codes " + " ".join(f"{int(code):0{digits}x}" for code in group), 70 if digits == 1 else 54),
         ]
     return "<br>".join(lines)

@@ -9,8 +9,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from minidsv41.course.sabotage import Fault, replaced
+from minidsv41.course.sabotage import Fault
 from minidsv41.formats import E2M1, INDEX, MAIN, Format, SmallFloat
+from minidsv41.replaced import replaced
 
 PROBED = torch.tensor([6.0, 0.25, -0.75, 1.25, 1.75, -2.5, 3.5, 5.0] * 2, dtype=torch.float64)
 
