@@ -19,8 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidsv41.cache import Cache, State
-from minidsv41.cache.pages import fingerprint
+from minidsv41.cache.pages import fingerprint, identity, persist
 from minidsv41.cache.pool import PAGE
+from minidsv41.cache.store import Store
 from minidsv41.config import ModelConfig
 from minidsv41.ledger.handoff import handoff_bytes, handoff_lines
 from minidsv41.ops import Batch
@@ -173,6 +174,40 @@ def test_a_replay_order_saves_the_windows_of_the_release() -> None:
             check_formulas(handoff_lines(TINY, length, **options), TINY)
 
 
+def flags(folder: Path, cache: Cache, state: State, ids: torch.Tensor) -> list[bool]:
+    """Which pages of a sequence a store beside its cache has as replayed ones, once it has stored them."""
+    with Store(folder, identity(MODEL, cache)) as store:
+        persist(store, cache, state, ids.tolist(), replayed=state.replayed)
+        return [record.replayed for record in store.match(ids.tolist())]
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_the_receiver_stores_entries_under_the_flag_that_the_sender_would_use(replayed: bool, tmp_path: Path) -> None:
+    ids = prompt(2 * PAGE)
+    cache, state, _ = start(MODEL, PAGE, packed=True)
+    if replayed:
+        cache.truncate(state, PAGE)
+    prefill(MODEL, cache, state, ids)
+    assert state.replayed is replayed
+    there = Cache(TINY, dtype=torch.float64, cache_format="packed")
+    got, _ = over(cache, state, there)
+    assert got.state.replayed is replayed
+    assert flags(tmp_path / "here", cache, state, ids) == flags(tmp_path / "there", there, got.state, ids)
+    assert flags(tmp_path / "there", there, got.state, ids) == [replayed] * 2
+
+
+def test_what_comes_behind_a_followed_order_is_stored_as_replayed(tmp_path: Path) -> None:
+    ids = prompt(3 * PAGE)
+    cache, state, _ = start(MODEL, 2 * PAGE, packed=True)
+    there = Cache(TINY, dtype=torch.float64, cache_format="packed")
+    got, _ = over(cache, state, there, replay=ids[: 2 * PAGE])
+    assert not got.state.replayed
+    assert flags(tmp_path, there, got.state, ids) == [False] * 2
+    got.follow(MODEL, there)
+    prefill(MODEL, there, got.state, ids)
+    assert flags(tmp_path, there, got.state, ids) == [False, False, True]
+
+
 def flipped(piece: int, at: int = 0) -> Edit:
     def edit(i: int, data: torch.Tensor) -> list[torch.Tensor]:
         if i == piece:
@@ -226,7 +261,7 @@ REFUSED = {
     "flipped bit in a section": (flipped(4), "damaged on the way: window 2 "),
     "flipped bit in the manifest": (flipped(1, 99), "the manifest was damaged on the way"),
     "flipped bit in the manifest's checksum": (flipped(0, 140), "the manifest was damaged on the way"),
-    "another version": (flipped(0, 88), "manifest version 0: this side reads version 1"),
+    "another version": (flipped(0, 88), "manifest version 3: this side reads version 2"),
     "sections in another order": (partial(swapped, held=[]), "damaged on the way: window 0, window 1 "),
     "sections announced in another order": (
         manifest_changed(first_sections_swapped),
@@ -407,6 +442,11 @@ def test_a_long_refusal_is_cut_to_the_answers_size() -> None:
     handoff.answer(a, "é" * 400)
     with pytest.raises(HandoffError, match="the receiver refuses: é{255}$"):
         handoff.hear(b)
+
+
+def test_a_hand_over_needs_no_store() -> None:
+    alone = "import sys; sys.modules['lmdb'] = None; import minidsv41.serve.handoff, tests.handoff_peer"
+    assert subprocess.run([sys.executable, "-c", alone], cwd=ROOT).returncode == 0
 
 
 # Two OS processes over gloo.

@@ -29,6 +29,7 @@ GOOD = Manifest(
     token=3,
     windows="rows",
     draft=True,
+    replayed=False,
     sections=(Section("window 0", 10, "00" * 16), Section("entry 1", 0, "11" * 16)),
 )
 HERE = dict(model=GOOD.model, layout=GOOD.layout, draft=True, context=512, vocab=64)
@@ -97,8 +98,8 @@ def test_a_preamble_is_checked_before_its_manifest_is_read() -> None:
 
 def test_another_version_is_refused() -> None:
     _, text = GOOD.to_bytes()
-    with pytest.raises(HandoffError, match="manifest version 2: this side reads version 1"):
-        parse(PREAMBLE.pack(MAGIC, 2, len(text), digest(text)), text)
+    with pytest.raises(HandoffError, match="manifest version 1: this side reads version 2"):
+        parse(PREAMBLE.pack(MAGIC, 1, len(text), digest(text)), text)
 
 
 def believed(stream: bytearray) -> bool:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from minidsv41.cache.pool import PAGE, Pool
+from minidsv41.cache.record import Identity
 from minidsv41.cache.state import Cache, State
-from minidsv41.cache.store import Identity, Store
 from minidsv41.model import Model
+
+if TYPE_CHECKING:  # LMDB is needed where a store is opened
+    from minidsv41.cache.store import Store
 
 VERSION = 1  # of a page's layout
 _known: WeakKeyDictionary[Model, tuple[list[Tensor], list[int], str]] = WeakKeyDictionary()

@@ -13,6 +13,16 @@ HEADER = struct.Struct("<IIQQ")  # checksum of all that follows, replayed, link,
 
 
 @dataclass(frozen=True)
+class Identity:
+    """Whose pages these are. model, layout: fingerprints; page: tokens of a page; page_bytes: of its data."""
+
+    model: str
+    layout: str
+    page: int
+    page_bytes: int
+
+
+@dataclass(frozen=True)
 class Record:
     """link: a number that no other record of the store ever had; parent: the link of the page before.
 

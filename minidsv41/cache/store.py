@@ -15,7 +15,7 @@ from pathlib import Path
 
 import lmdb
 
-from minidsv41.cache.record import VERSION, Record, token_bytes
+from minidsv41.cache.record import VERSION, Identity, Record, token_bytes
 
 IDENTITY = b"identity"  # its key; the keys of pages have another length
 ROOT = 0  # the link before the first page
@@ -26,16 +26,6 @@ Hash = Callable[[bytes, bytes], bytes]
 
 class StoreError(RuntimeError):
     """A folder that cannot serve as this model's store."""
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Whose pages these are. model, layout: fingerprints; page: tokens of a page; page_bytes: of its data."""
-
-    model: str
-    layout: str
-    page: int
-    page_bytes: int
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -13,7 +13,6 @@ from torch import Tensor
 from minidsv41.cache import Cache
 from minidsv41.cache.pool import CacheFull
 from minidsv41.cache.shelf import Shelf
-from minidsv41.cache.store import Store
 from minidsv41.model import Model
 from minidsv41.serve.counters import Counters
 from minidsv41.serve.decode import decode, decode_drafted, first
@@ -21,6 +20,9 @@ from minidsv41.serve.prefill import Cut, Prefill, RequestError, check_cut
 from minidsv41.serve.prefixes import Prefixes
 from minidsv41.serve.request import End, Request
 from minidsv41.serve.speculative import Plan
+
+if TYPE_CHECKING:
+    from minidsv41.cache.store import Store
 
 Result = TypeVar("Result")
 

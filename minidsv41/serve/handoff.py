@@ -45,7 +45,7 @@ class Sent:
 class Received:
     """A sequence taken over: feed `token` next, but follow the replay order first if there is one.
 
-    replay: ids [n] of its last tokens.
+    replay: ids [n] of its last tokens. Store the pages before following it: those that come after are replayed ones.
     """
 
     state: State
@@ -87,6 +87,7 @@ def send(
         token=token,
         windows="rows" if replay is None else "replay",
         draft=draft,
+        replayed=state.replayed,
         sections=sections,
     )
     preamble, text = manifest.to_bytes()
@@ -112,7 +113,7 @@ def receive(link: Link, cache: Cache, *, model: str, draft: bool = True) -> Rece
             manifest = read_manifest(link)
             vocab, context = config.vocab_size, config.max_position_embeddings
             check(manifest, model=model, layout=layout(cache), draft=draft, context=context, vocab=vocab)
-            state.length, replay = manifest.length, None
+            state.length, state.replayed, replay = manifest.length, manifest.replayed, None
             if manifest.windows == "replay":
                 replay = torch.zeros(replay_tokens(cache, state.length), dtype=torch.int64)
             content = list(parts(cache, state, draft=draft, replay=replay))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,20 +85,30 @@ def pipe(*, timeout: float = 30.0) -> tuple[PipeEnd, PipeEnd]:
 
 
 class GroupLink:
-    """Two OS processes as a torch.distributed group over gloo.
+    """Two OS processes as a torch.distributed group: over gloo, or, if `device` is a GPU of this process, over NCCL.
 
     The host keeps the meeting point and outlives its peers: after a LinkError it calls `connect` again and is
-    ready for the next one. A process has one such link at a time. GLOO_SOCKET_IFNAME chooses the network.
+    ready for the next one. A process has one such link at a time. GLOO_SOCKET_IFNAME chooses the network. NCCL sees
+    no tensor of the CPU, so bytes pass through a buffer on the device; and it does not notice a peer's death: what
+    waits for it fails when its time is over.
     """
 
     HOST, GUEST = 0, 1
 
-    def __init__(self, store: dist.TCPStore, rank: int, timeout: float) -> None:
+    def __init__(self, store: dist.TCPStore, rank: int, timeout: float, device: torch.device | str) -> None:
         self.store, self.rank, self.timeout = store, rank, timedelta(seconds=timeout)
+        self.device = torch.device(device)
         self.seen = 0  # guests so far
 
     @classmethod
-    def host(cls, address: str = "127.0.0.1", port: int = 0, *, timeout: float = 30.0) -> GroupLink:
+    def host(
+        cls,
+        address: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        timeout: float = 30.0,
+        device: torch.device | str = "cpu",
+    ) -> GroupLink:
         """Open the meeting point (port 0: a free one, see `port`); timeout in seconds, for every wait."""
         with socket.create_server((address, port)) as listener:
             port = listener.getsockname()[1]
@@ -109,14 +120,14 @@ class GroupLink:
                 timeout=timedelta(seconds=timeout),
                 master_listen_fd=listener.detach(),
             )
-        return cls(store, cls.HOST, timeout)
+        return cls(store, cls.HOST, timeout, device)
 
     @classmethod
-    def join(cls, address: str, port: int, *, timeout: float = 30.0) -> GroupLink:
+    def join(cls, address: str, port: int, *, timeout: float = 30.0, device: torch.device | str = "cpu") -> GroupLink:
         """Find a host's meeting point. Raises LinkError if there is none."""
         with naming(f"no host at {address}:{port}"):
             store = dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout))
-        return cls(store, cls.GUEST, timeout)
+        return cls(store, cls.GUEST, timeout, device)
 
     @property
     def port(self) -> int:
@@ -133,27 +144,39 @@ class GroupLink:
                 self.store.wait([f"guest {self.seen + 1}"], self.timeout)
                 self.seen = self.store.add("guests", 0)  # the latest; those before it have given up
             meeting = dist.PrefixStore(f"group {self.seen}", self.store)
-            dist.init_process_group("gloo", store=meeting, rank=self.rank, world_size=2, timeout=self.timeout)
+            self._form(meeting)
+
+    def _form(self, meeting: dist.Store) -> None:
+        how = dict(store=meeting, rank=self.rank, world_size=2, timeout=self.timeout)
+        if self.device.type == "cpu":
+            dist.init_process_group("gloo", **how)
+            return
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # or its watchdog ends this process with the peer's
+        torch.cuda.set_device(self.device)
+        dist.init_process_group("nccl", device_id=self.device, **how)
 
     def send(self, data: Tensor) -> None:
         with naming(f"the peer is gone: {len(data)} bytes not delivered"):
-            dist.send(torch.tensor([len(data)]).view(torch.uint8), 1 - self.rank)
-            dist.send(data, 1 - self.rank)
+            for frame in (torch.tensor([len(data)]).view(torch.uint8), data):
+                dist.isend(frame.to(self.device), 1 - self.rank).wait(self.timeout)
 
     def receive(self, size: int) -> Tensor:
-        announced, lost = torch.empty(8, dtype=torch.uint8), f"the peer is gone: {size} bytes did not come"
-        with naming(lost):
-            dist.recv(announced, 1 - self.rank)
-        if (found := int(announced.view(torch.int64))) != size:
-            raise LinkError(f"the peer sends {found} bytes where {size} are due")
-        data = torch.empty(size, dtype=torch.uint8)
-        with naming(lost):
-            dist.recv(data, 1 - self.rank)
-        return data
+        with naming(f"the peer is gone: {size} bytes did not come"):
+            if (found := int(self._frame(8).view(torch.int64))) != size:
+                raise LinkError(f"the peer sends {found} bytes where {size} are due")
+            return self._frame(size)
+
+    def _frame(self, size: int) -> Tensor:
+        """The next `size` bytes that the peer sends at once, on the CPU."""
+        data = torch.empty(size, dtype=torch.uint8, device=self.device)
+        dist.irecv(data, 1 - self.rank).wait(self.timeout)
+        return data.cpu()
 
     def close(self) -> None:
         """Leave the group; the meeting point stays."""
         if dist.is_initialized():
+            if self.device.type != "cpu":
+                dist.group.WORLD.abort()  # what still waits for a peer that is gone would never end
             dist.destroy_process_group()
 
 
@@ -162,6 +185,8 @@ def naming(what: str) -> Iterator[None]:
     """Every error of torch.distributed as a LinkError that begins with `what`."""
     try:
         yield
+    except LinkError:
+        raise
     except (RuntimeError, ValueError) as error:
         source, _, why = str(error).partition("] ")  # gloo's begin with [file:line]
         raise LinkError(f"{what} ({(why if source.startswith('[') else str(error)).partition('. ')[0]})") from None

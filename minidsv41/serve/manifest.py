@@ -13,11 +13,12 @@ from hashlib import blake2b
 from typing import Any
 
 MAGIC = b"MINIDSV4"
-VERSION = 1
+VERSION = 2
 PREAMBLE = struct.Struct(">8sII16s")  # magic, version, bytes of the manifest, their digest
 LARGEST = 1 << 20  # bytes of a manifest
 
-FIELDS = {"model": str, "layout": str, "length": int, "token": int, "windows": str, "draft": bool, "sections": list}
+FIELDS = {"model": str, "layout": str, "length": int, "token": int, "windows": str, "draft": bool, "replayed": bool}
+FIELDS |= {"sections": list}
 SECTION = {"name": str, "size": int, "digest": str}
 WINDOWS = ("rows", "replay")
 
@@ -45,7 +46,8 @@ class Manifest:
     """One sequence on its way.
 
     model: fingerprint of config and weights; layout: how rows are stored; length: tokens that the sequence holds;
-    token: the one to feed next; windows: "rows" are sent, or a "replay" order instead; draft: DSpark's rings too.
+    token: the one to feed next; windows: "rows" are sent, or a "replay" order instead; draft: DSpark's rings too;
+    replayed: as in `State`, for whoever stores the entries.
     """
 
     model: str
@@ -54,6 +56,7 @@ class Manifest:
     token: int
     windows: str
     draft: bool
+    replayed: bool
     sections: tuple[Section, ...]
 
     def to_bytes(self) -> tuple[bytes, bytes]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from minidsv41.cache import Cache, State
 from minidsv41.cache.pages import page_bytes, persist, restore
 from minidsv41.cache.shelf import Shelf
-from minidsv41.cache.store import Store
 from minidsv41.serve.counters import Counters
+
+if TYPE_CHECKING:
+    from minidsv41.cache.store import Store
 
 
 class Prefixes:
