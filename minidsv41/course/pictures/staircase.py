@@ -96,8 +96,8 @@ def divergences(found: Mapping[str, Tensor]) -> Figure:
         ax.plot(np.arange(len(values)), values, color=colour, lw=1.6)
         middle = np.exp(np.log(values[-8:]).mean())
         ax.annotate(label, (len(values) - 1, middle), (6, 0), textcoords="offset points", va="center")
-    ax.set(yscale="log", xlabel="new token after the hit", ylabel="KL from exact, nats")
-    ax.set_xlim(0, len(values) * 1.42)
+    ax.set(yscale="log", ylabel="KL from exact, nats", xlim=(0, len(values) * 1.42))
+    ax.set_xlabel("new token after the hit", x=0.35)
     ax.set_xticks(range(0, len(values), 8))
     ax.spines["bottom"].set_bounds(0, len(values) - 1)
     return fig
