@@ -61,8 +61,8 @@ bench: $(READY) ## Measure training, decoding, drafts, a cache's life and float3
 	$(BIN)/minidsv41 bench lifecycle
 	$(BIN)/minidsv41 bench flips
 
-soak: $(READY) ## Long fault campaigns: a store's writer killed at 200 random points; writes data/records/
-	$(BIN)/python -m scripts.soak_store --kills 200
+soak: $(READY) ## Half an hour of fault campaigns: store, hand-over, engine, replay; writes data/records/
+	$(BIN)/python -m scripts.soak
 
 clean: ## Remove the environment and everything that tools left behind (never workbook/)
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

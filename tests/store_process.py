@@ -78,6 +78,12 @@ def read(folder: str, seed: int, count: int) -> None:
         print(json.dumps({"missing": missing} | vars(store.counters)))
 
 
+def look(folder: str, seed: int, count: int) -> None:
+    """Look once for `count` prompts, and say how many of their pages are missing."""
+    with opened(folder) as store:
+        print(sum(len(ids) // IDENTITY.page - found(store, ids) for ids in islice(prompts(seed), count)))
+
+
 def fill(folder: str, seed: int, limit: int) -> None:
     """Store prompts until something is refused; files may have `limit` bytes (0: whatever the disk has)."""
     if limit:
@@ -153,5 +159,5 @@ def campaign(folder: Path, kills: int, seed: int, *, longest: float = 0.1, fresh
 
 if __name__ == "__main__":
     role, folder, seed, count = sys.argv[1:]
-    {"write": write, "read": read, "fill": fill}[role](folder, int(seed), int(count))
+    {"write": write, "read": read, "look": look, "fill": fill}[role](folder, int(seed), int(count))
     assert "torch" not in sys.modules

@@ -1,0 +1,80 @@
+"""Bits of a store's file flip. In a record: exactly that page is a miss. Elsewhere: never another prompt's bytes.
+
+Where LMDB's own tree is hit its reader may fail in any way, so a process of its own looks.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+from minidsv41.cache.store import IDENTITY as IDENTITY_KEY
+from tests.store_process import IDENTITY, ROOT, found, opened, prompts, put
+
+FLIPS = 12
+
+
+def play(seed: int, folder: Path) -> dict[str, int]:
+    draw, seen = random.Random(seed), Counter()
+    with opened(folder / "whole") as store:
+        for ids in islice(prompts(seed), 5):
+            put(store, ids)
+        with store.env.begin() as txn:
+            records = [bytes(value) for key, value in txn.cursor() if bytes(key) != IDENTITY_KEY]
+    raw = (folder / "whole" / "data.mdb").read_bytes()
+    spans = [(at, at + len(r)) for r in records if (at := raw.find(r)) >= 0]
+    assert len(spans) == len(records), "a record is not in the file as one piece"
+    for i in range(FLIPS):
+        hurt = folder / str(i)
+        shutil.copytree(folder / "whole", hurt)
+        start, end = draw.choice(spans)
+        inside = draw.random() < 0.5
+        at = draw.randrange(start, end) if inside else outside(draw, spans, len(raw))
+        with (hurt / "data.mdb").open("r+b") as file:
+            file.seek(at)
+            file.write(bytes([raw[at] ^ 1 << draw.randrange(8)]))
+        seen.update(in_a_record(hurt, seed) if inside else elsewhere(hurt, seed))
+        shutil.rmtree(hurt)
+    return dict(seen)
+
+
+def outside(draw: random.Random, spans: list[tuple[int, int]], size: int) -> int:
+    """A byte of the file that belongs to no record."""
+    while any(start <= (at := draw.randrange(size)) < end for start, end in spans):
+        pass
+    return at
+
+
+def in_a_record(folder: Path, seed: int) -> list[str]:
+    """One page is noticed, everything before it is found, and storing again mends it."""
+    with opened(folder) as store:
+        pages, damaged = store.verify()
+        assert damaged == 1, f"{damaged} of {pages} pages are damaged"
+        some = list(islice(prompts(seed), 5))
+        there, whole = sum(found(store, ids) for ids in some), sum(len(ids) // IDENTITY.page for ids in some)
+        assert there < whole and store.counters.damaged, "a damaged page was believed"
+        for ids in some:
+            put(store, ids)
+            assert found(store, ids) == len(ids) // IDENTITY.page, "not mended"
+        assert store.verify()[1] == 0
+    return ["bits_in_a_record", "detected_and_mended"]
+
+
+def elsewhere(folder: Path, seed: int) -> list[str]:
+    command = [sys.executable, "-m", "tests.store_process", "look", str(folder), str(seed), "5"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        return ["bits_elsewhere", "elsewhere_reader_stuck"]
+    assert "another prompt's bytes" not in done.stderr, done.stderr
+    if done.returncode < 0:
+        return ["bits_elsewhere", "elsewhere_reader_crashed"]
+    if done.returncode:
+        return ["bits_elsewhere", "elsewhere_refused"]
+    missing = done.stdout.strip() != "0"
+    return ["bits_elsewhere", "elsewhere_pages_missing" if missing else "elsewhere_harmless"]
