@@ -90,9 +90,9 @@ def logits_of_a_cut_prompt() -> Tensor:
 FAULTS = (
     Fault(
         name="02.tail_keys",
-        kind={"en": "the wrong thing skipped", "zh": "省错了地方"},
+        kind={"en": "skipped too much", "zh": "省过了头"},
         change={
-            "en": "only tokens on which the decoder runs get a decoder entry",
+            "en": "decoder entries only where the decoder runs",
             "zh": "只有解码器运行过的 token 才有解码器条目",
         },
         symptom={
@@ -107,8 +107,8 @@ FAULTS = (
         name="02.bare_projection",
         kind={"en": "two paths", "zh": "两条路径"},
         change={
-            "en": "the projection of a cut prompt skips attn_norm; the layer's own does not",
-            "zh": "被截断的提示词在投影时漏掉 attn_norm，层自己运行时不漏",
+            "en": "only the projection of a cut prompt skips attn_norm",
+            "zh": "只有被截断的提示词在投影时漏掉 attn_norm",
         },
         symptom={
             "en": "training, short prompts and decode are right; entries of long prompts lack the norm's gain",
@@ -121,7 +121,7 @@ FAULTS = (
         name="02.biased_weights",
         kind={"en": "one number, two roles", "zh": "一数两用"},
         change={
-            "en": "the router's bias counts in the weights, not only in the choice",
+            "en": "the router's bias counts in the weights too",
             "zh": "路由偏置不仅影响选择，还进入权重",
         },
         symptom={
@@ -135,8 +135,8 @@ FAULTS = (
         name="02.norm_over_all",
         kind={"en": "order of steps", "zh": "步骤顺序"},
         change={
-            "en": "weights are divided by the sum over all experts, not over the chosen",
-            "zh": "权重除以所有专家之和，而不是被选专家之和",
+            "en": "weights divided by the sum over all experts",
+            "zh": "权重除以所有专家之和",
         },
         symptom={
             "en": "every routed expert counts for too little; the shared one keeps the text fluent",
