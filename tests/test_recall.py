@@ -7,7 +7,20 @@ import torch
 from torch.nn import functional as F
 
 from minidsv41.train.data import Batches, corpus
-from minidsv41.train.recall import FORMS, PLANTED, Lookups, Mixed, recall
+from minidsv41.train.recall import (
+    FIRST,
+    FORMS,
+    HAN_FIRST,
+    HAN_NAMES,
+    HAN_SECOND,
+    NAMES,
+    PLANTED,
+    SECOND,
+    Lookups,
+    Mixed,
+    recall,
+    vocabulary,
+)
 
 TEXT = corpus().train.tokens
 
@@ -42,9 +55,22 @@ def test_sequences_depend_on_seed_and_step_alone() -> None:
 
 def test_tests_ask_for_names_that_training_never_does() -> None:
     train, test = (Lookups(TEXT, length=256, seed=0, held_out=side).words for side in (False, True))
-    for form in ("english", "python", "chinese"):
-        assert not set(train[form]) & set(test[form])
-        assert len(train[form]) > 3 * len(test[form]) > 0
+    for names in ("names", "han_names"):
+        assert not set(train[names]) & set(test[names])
+        assert len(train[names]) > 3 * len(test[names]) > 0
+
+
+@pytest.mark.parametrize("kind", ["names", "first", "second", "han_names", "han_first", "han_second"])
+def test_every_word_of_a_fact_is_one_token_and_none_stands_twice(kind: str) -> None:
+    lists = {"names": NAMES.split(), "first": FIRST.split(), "second": SECOND.split()}
+    words = lists | {"han_names": HAN_NAMES, "han_first": HAN_FIRST, "han_second": HAN_SECOND}
+    assert len(set(vocabulary()[kind])) == len(words[kind])
+
+
+def test_distances_grow_with_the_reach() -> None:
+    lookups = Lookups(TEXT, length=256, seed=0)
+    means = [lookups(16, 0, reach=reach).distance.double().sum().item() for reach in (0.1, 0.4, 1.0)]
+    assert means == sorted(means) and means[2] > 2 * means[0]
 
 
 def test_recall_counts_what_can_be_looked_up_and_nothing_else() -> None:
@@ -63,12 +89,13 @@ def test_recall_counts_what_can_be_looked_up_and_nothing_else() -> None:
     assert 0 < some["recall"] < 1
 
 
-def test_a_mixed_batch_keeps_its_text_and_weighs_answers() -> None:
+def test_a_mixed_batch_keeps_its_text_and_weighs_nothing_else_but_answers() -> None:
     text = Batches(tokens=TEXT, batch_size=4, length=64, seed=0)
     lookups = Lookups(TEXT, length=64, seed=0)
     tokens, weight = Mixed(text, lookups, share=3, weight=5.0)(2)
     assert torch.equal(tokens[:1], text(2)[:1])
     assert torch.equal(tokens[1:], lookups(3, 2).tokens)
-    assert torch.equal(weight == 5, torch.cat([torch.zeros(1, 64, dtype=torch.bool), lookups(3, 2).answers]))
+    assert weight[0].eq(1).all()
+    assert torch.equal(weight[1:], 5.0 * lookups(3, 2).answers)
     plain, none = Mixed(text, lookups, share=0, weight=5.0)(2)
     assert torch.equal(plain, text(2)) and none is None

@@ -38,7 +38,9 @@ class TrainConfig:
     replay: int = 4  # sequences of a batch under decoder replay
     align: int = 2  # sequences of a batch on which the indexer is aligned
     recall: int = 0  # sequences of a batch with things to look up earlier in them, see recall.py
-    recall_weight: float = 1.0  # of a target that can be looked up; all others weigh 1
+    recall_weight: float = 1.0  # of a target there that can be looked up; their others weigh 0, those of text 1
+    recall_grow: float = 0.5  # share of the steps in which the distances grow there
+    dense: float = 0.0  # share of the steps in which every entry is selected
     draft_steps: int = 100
     draft_lr: float = 6e-3
     draft_anchors: int = 256
@@ -67,6 +69,11 @@ def fresh(preset: str, seed: int) -> Model:
     """A freshly initialised model for the shipped tokenizer."""
     shape = ModelConfig.preset(preset)
     return Model(shape, token_map(load_tokenizer())).initialise(torch.Generator().manual_seed(seed))
+
+
+def all_selected(shape: ModelConfig, length: int) -> ModelConfig:
+    """The same shape with a selection, and a pool, of every entry of `length` tokens."""
+    return replace(shape, index_topk=length, candidate_topk_blocks=length // shape.candidate_block_size + 1)
 
 
 @dataclass
@@ -118,14 +125,21 @@ class Trainer:
         seed = c.seed if backbone else c.seed + 1
         tokens = self.corpus.train.tokens
         text = Batches(tokens=tokens, batch_size=c.batch, length=c.length, seed=seed)
-        batches = Mixed(text, Lookups(tokens, length=c.length, seed=seed), share=c.recall, weight=c.recall_weight)
-        started = time.perf_counter() - self.seconds
+        batches = Mixed(
+            text,
+            Lookups(tokens, length=c.length, seed=seed),
+            share=c.recall,
+            weight=c.recall_weight,
+            grow=int(c.recall_grow * c.steps) if backbone else 0,
+        )
+        started, shape = time.perf_counter() - self.seconds, self.model.config
         bar = tqdm(range(first, steps), initial=first, total=steps, desc=stage.name, disable=None)
         for step in bar:
             if backbone:
                 self.snapshot(step, steps)
             rounding = step >= min(c.round_from * steps, steps - 1)
             tokens, weight = batches(step, c.device)
+            self.model.config = all_selected(shape, c.length) if backbone and step < c.dense * steps else shape
             terms = stage.update(tokens, step=step, progress=step / steps, rounding=rounding, weight=weight)
             done, self.seconds = step + 1, time.perf_counter() - started
             self.note(stage, done, terms)
@@ -134,6 +148,7 @@ class Trainer:
                 self.look(stage, done)
             if done % c.save_every == 0 or done == steps:
                 self.save(stage, done)
+        self.model.config = shape
 
     def note(self, stage: Stage, done: int, values: dict[str, float]) -> None:
         self.curve.append({"stage": stage.name, "step": done, "seconds": round(self.seconds, 1), **values})

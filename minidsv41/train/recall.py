@@ -1,11 +1,11 @@
 """Text with things to look up earlier in it: facts and copied spans, at distances far beyond the windows.
 
-What is planted is drawn from the tokenizer's words: no n-gram of the text tells it, only the earlier place does.
+No n-gram of the text tells what was planted, only the earlier place does. The words are few and each is one token: a
+row of 64 numbers has to hold what it is found by and what it says, and in four bits each.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, lru_cache
@@ -22,8 +22,29 @@ from minidsv41.train.data import Batches
 FORMS = ("english", "python", "chinese", "span")
 SHARES = (0.3, 0.15, 0.15, 0.4)  # of what is planted
 NOUNS = ("key", "ring", "sword", "horse")
-PLANTED = 0.6  # share of a sequence; the rest is text
+NAMES = (
+    " Caesar Brutus Romeo Capulet Hamlet Cassius Antony Macbeth Gloster Juliet Antonio Tybalt Lear Edmund Bassanio Kent"
+    " Horatio Paris Banquo Laertes Polonius Toby Montague Edgar Malvolio Cordelia Portia Regan Ophelia Guildenstern"
+    " Goneril Casca Macduff Lawrence Titinius Launcelot Lucius England France Venice Rome Python king queen prince duke"
+    " lord lady maid boy child son daughter mother father brother sister friend enemy servant slave knave fool tyrant"
+    " devil spirit monster villain gentleman husband wife judge nurse people"
+)
+FIRST = (
+    " dark black red sweet soft cold hot cruel gentle bold brave deep high heavy holy wild strange poor rich great "
+    "noble false true honest sad merry dead young fair foul wise secret"
+)
+SECOND = (
+    " gold lead blood fire water earth air wood flesh bones tears thunder poison paper music sleep death love grief"
+    " sorrow honour mercy justice night day sun moon sea heaven hell dream crown"
+)
+HAN_NAMES, HAN_FIRST, HAN_SECOND = (
+    "王李杜陵商公君客子女军舟马楼台门城宫汉州",
+    "白青黄明空清寒深远孤独新旧老高古",
+    "山月风云水花雨雪草树石玉金沙叶梦",
+)
+PLANTED = 0.8  # share of a sequence; the rest is text
 SPAN = range(8, 25)  # tokens of a copied span
+NEAREST = 0.05  # share of a sequence; how far apart the two places are drawn, evenly in its logarithm, from here to 1
 CUE = 2  # of them that tell which span comes back
 HELD_OUT = 5  # every fifth name is asked only in tests
 EDGES = (32, 64, 128, 256, 512)  # distances are counted up to each of these, and beyond the last
@@ -50,11 +71,13 @@ class Sequences(NamedTuple):
 
 @lru_cache
 def vocabulary() -> dict[str, np.ndarray]:
-    """Token ids of the words and characters that facts are made of; `any` is what spans are made of."""
-    tokenizer = load_tokenizer()
-    texts = {i: tokenizer.decode([i]) for i in range(tokenizer.get_vocab_size())}
-    patterns = {"name": " [A-Z][a-z]{2,}", "word": " [a-z]{3,}", "han": "[\u4e00-\u9fff]", "any": "[^\ufffd]+"}
-    return {k: np.array([i for i, text in texts.items() if re.fullmatch(p, text)]) for k, p in patterns.items()}
+    """Token ids of what facts are made of, by list: those that are one token; `all` together make the spans."""
+    english = {"names": NAMES, "first": FIRST, "second": SECOND}
+    words = {kind: [f" {word}" for word in text.split()] for kind, text in english.items()}
+    words |= {"han_names": HAN_NAMES, "han_first": HAN_FIRST, "han_second": HAN_SECOND}
+    ids = {kind: [pieces(word) for word in chosen] for kind, chosen in words.items()}
+    single = {kind: np.array([i[0] for i in found if len(i) == 1]) for kind, found in ids.items()}
+    return single | {"all": np.concatenate(list(single.values()))}
 
 
 @lru_cache
@@ -78,23 +101,23 @@ class Lookups:
 
     @cached_property
     def words(self) -> dict[str, np.ndarray]:
-        """`vocabulary`, with the names of this side: English, Python and Chinese ones."""
+        """`vocabulary`, with the names of this side only."""
         v = vocabulary()
-        names = {"english": np.concatenate([v["name"], v["word"]]), "python": v["word"], "chinese": v["han"]}
-        return v | {form: ids[(ids % HELD_OUT == 0) == self.held_out] for form, ids in names.items()}
+        side = {k: v[k][(np.arange(len(v[k])) % HELD_OUT == 0) == self.held_out] for k in ("names", "han_names")}
+        return v | side
 
     def item(self, form: str, draw: np.random.Generator) -> Item:
-        """One fact, or one span of random tokens."""
+        """One fact, or one span of random words."""
         words = self.words
         if form == "span":
-            tokens = draw.choice(words["any"], draw.integers(SPAN.start, SPAN.stop)).tolist()
+            tokens = draw.choice(words["all"], draw.integers(SPAN.start, SPAN.stop)).tolist()
             return Item(tokens, [i >= CUE for i in range(len(tokens))])
-        name = int(draw.choice(words[form]))
-        a, b = draw.choice(words["han" if form == "chinese" else "word"], 2).tolist()
+        han = "han_" if form == "chinese" else ""
+        name, a, b = (int(draw.choice(words[han + kind])) for kind in ("names", "first", "second"))
         before, middle, between, end = {
             "english": (f"\nThe {NOUNS[draw.integers(len(NOUNS))]} of", " is", "", ".\n"),
             "python": ("\nif", ": return", ",", "\n"),
-            "chinese": ("\n", "之酒在", "", "。\n"),
+            "chinese": ("\n", "之家在", "", "。\n"),
         }[form]
         head, gap, tail = [*pieces(before), name, *pieces(middle)], pieces(between), pieces(end)
         known = [False] * len(head) + [True] + [False] * len(gap) + [True] + [False] * len(tail)
@@ -112,10 +135,12 @@ class Lookups:
                 return list(found.values())
             found[tuple(item.tokens[: item.answer.index(True)])] = item
 
-    def sequence(self, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def sequence(self, draw: np.random.Generator, reach: float) -> tuple[np.ndarray, np.ndarray]:
         """Tokens and distances [T + 1]: a stretch of text, cut at random places, in which each item stands twice."""
         items = self.items(draw)
-        order = draw.permutation(np.repeat(np.arange(len(items)), 2))
+        first = draw.random(len(items))
+        again = first + reach * np.exp(draw.uniform(np.log(NEAREST), 0, len(items)))
+        order = np.argsort(np.concatenate([first, again])) % len(items)
         left = self.length + 1 - 2 * sum(len(item.tokens) for item in items)
         cuts = np.sort(draw.integers(0, left + 1, len(order)))
         start = draw.integers(len(self.text) - left)
@@ -129,31 +154,35 @@ class Lookups:
             tokens += items[i].tokens
             distance += [back * known for known in items[i].answer]
 
-    def __call__(self, count: int, step: int) -> Sequences:
-        """`count` sequences."""
+    def __call__(self, count: int, step: int, *, reach: float = 1.0) -> Sequences:
+        """`count` sequences; distances go up to about the share `reach` of a sequence."""
         draw = np.random.default_rng((self.seed, step, self.length))
-        tokens, distance = zip(*(self.sequence(draw) for _ in range(count)), strict=True)
+        tokens, distance = zip(*(self.sequence(draw, reach) for _ in range(count)), strict=True)
         return Sequences(torch.from_numpy(np.stack(tokens)), torch.from_numpy(np.stack(distance)))
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """Batches of `text` in which the last `share` sequences are `lookups`, whose answers weigh `weight`, not 1."""
+    """Batches of `text` in which the last `share` sequences are `lookups`: there only answers count, `weight`.
+
+    In the first `grow` steps the distances grow from a tenth of a sequence to all of it.
+    """
 
     text: Batches
     lookups: Lookups
     _: KW_ONLY
     share: int
     weight: float
+    grow: int = 0
 
     def __call__(self, step: int, device: str = "cpu") -> tuple[Tensor, Tensor | None]:
         """tokens [B, T + 1] and the weight [B, T] of each target; None if all weigh the same."""
         tokens = self.text(step)
         if not self.share:
             return tokens.to(device), None
-        asked = self.lookups(self.share, step)
+        asked = self.lookups(self.share, step, reach=min(1.0, 0.1 + step / max(1, self.grow)))
         weight = torch.ones(tokens[:, 1:].shape)
-        weight[-self.share :][asked.answers] = self.weight
+        weight[-self.share :] = self.weight * asked.answers
         return torch.cat([tokens[: -self.share], asked.tokens]).to(device), weight.to(device)
 
 
