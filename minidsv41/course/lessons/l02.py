@@ -152,9 +152,9 @@ BREAK_EVEN = Exercise(
             name="the first decoder layer on 2W - 1 rows",
             answer=lambda window, layers: 2 * window + -(-2 * (window - 1) // layers),
             thought={
-                "en": "You let the first decoder layer run on W − 1 rows more, so that its window is whole, as some "
-                "engines do. Here it belongs to the tail.",
-                "zh": "你让第一个解码器层多运行 W − 1 行，使它自己的滑窗完整，有些引擎确实如此。这里它算在尾部之内。",
+                "en": "You let the first decoder layer run on W − 1 rows more, so that its window is whole, as "
+                "cut='late' does. Here it belongs to the tail.",
+                "zh": "你让第一个解码器层多运行 W − 1 行，使它自己的滑窗完整，即 cut='late'。这里它算在尾部之内。",
             },
         ),
     ),
