@@ -9,7 +9,9 @@ import torch
 
 from minidsv41.cache.replay import first_rows, halo
 from minidsv41.config import ModelConfig
+from minidsv41.course import figures
 from minidsv41.course.hit import divergence, exactly, replayed, states
+from minidsv41.course.pictures import staircase as pictures
 from minidsv41.course.reads import Reading
 from minidsv41.course.records import record
 from minidsv41.course.staircase import Rebuild, counted, overlapping, reach, rows_to_run, twice
@@ -117,6 +119,22 @@ def test_tokens_read_twice_and_rows_lost() -> None:
         "query 9<br>layers 3–4: 2 tokens read twice, 2 rows lost, 2 of them still in an entry"
     )
     assert "lost" not in overlapping([reading])
+
+
+def test_pictures_are_of_one_width_and_small() -> None:
+    change = torch.logspace(-20, 0, 40, dtype=torch.float64).expand(L, -1)
+    reading = Reading(3, "full", (4, 9), owner=3, chooser=3, ratio=2, visible=5, entries=(0, 2, 4))
+    for fig in (
+        pictures.measured(change, change, change > 1e-9, 12),
+        pictures.steps(Rebuild(L, W, 20)),
+        pictures.steps(Rebuild(1, 1, 1, "rectangle")),
+        pictures.overlap([reading], 12, 6),
+        pictures.divergences({"6 tokens": change[0], "exact": torch.zeros(40, dtype=torch.float64)}),
+        pictures.dots({"hit": {"with": [1e-4, 2e-4], "without": [1e-5]}}, "KL"),
+    ):
+        data = figures.png(fig)
+        assert int.from_bytes(data[16:20], "big") == figures.WIDTH
+        assert len(data) < 20_000
 
 
 def test_the_recorded_study_counts_the_cells_of_the_toy() -> None:

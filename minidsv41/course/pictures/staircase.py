@@ -31,7 +31,7 @@ def measured(free: Tensor, kept: Tensor, dyed: Tensor, token: int) -> Figure:
     below.set_title("entries as on disk: what is left is what windows carry", loc="left")
     ends = [int(row.nonzero().max()) + 0.5 for row in dyed]
     below.stairs(ends, np.arange(layers + 1) - 0.5, orientation="horizontal", color="black", lw=1.2, baseline=None)
-    below.text(0.98, 0.08, "black: NaN as a dye", transform=below.transAxes, ha="right")
+    below.text(0.98, 0.08, "black line: whom the NaN dye reached", transform=below.transAxes, ha="right")
     for ax in (top, below):
         ax.set(ylabel="layer", yticks=range(layers))
         ax.tick_params(left=False, labelbottom=ax is below)
@@ -83,7 +83,7 @@ def overlap(found: Sequence[Reading], tokens: int, floor: int = 0) -> Figure:
     ax.set_yticks(range(len(found)), [f"{r.layer}  {r.mode}" for r in found])
     ax.tick_params(left=False)
     names = (("window row", COLOURS["window"]), ("entry", COLOURS["main"]), ("both", BOTH), ("lost row", "#8C8C8C"))
-    legend(ax, names, 0.17)
+    legend(ax, names, 0.2)
     return fig
 
 
