@@ -126,7 +126,8 @@ def prefiller(link: GroupLink, model, jobs: list[dict]) -> None:
             data = torch.zeros(job["raw"], dtype=torch.uint8, device=model.device)
             for _ in range(job["times"]):
                 link.receive(1)
-                torch.distributed.isend(data, 0).wait(link.timeout)
+                for work in [torch.distributed.isend(data, 0) for _ in range(job["burst"])]:
+                    work.wait(link.timeout)
         else:
             hand_over(link, model, job)
 

@@ -16,6 +16,12 @@ from torch import Tensor
 
 from minidsv41.serve.manifest import HandoffError
 
+WATCHDOG = {  # that of NCCL; when a peer is lost,
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # this process goes on,
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # and does not wait a minute for traces that nobody writes
+    "TORCH_FR_BUFFER_SIZE": "0",
+}
+
 
 class LinkError(HandoffError):
     """The peer is gone, or is silent for too long, or both sides no longer agree where in the stream they are.
@@ -151,7 +157,7 @@ class GroupLink:
         if self.device.type == "cpu":
             dist.init_process_group("gloo", **how)
             return
-        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # or its watchdog ends this process with the peer's
+        os.environ.update(WATCHDOG)
         torch.cuda.set_device(self.device)
         dist.init_process_group("nccl", device_id=self.device, **how)
 
