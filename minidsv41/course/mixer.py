@@ -41,5 +41,6 @@ def mixed(first: Point, second: Point, leads: Point, *, one_gate: bool = False) 
 def described(mix: Mix) -> str:
     """One line of HTML."""
     shares = " and ".join(f"{s:.0%}" for s in mix.shares)
-    where = "on the segment" if mix.off_segment < 1e-9 else f"{mix.off_segment:.2f} of its length off the segment"
-    return f"the first token's share: {shares} · the entry ({mix.entry[0]:.2f}, {mix.entry[1]:.2f}) lies {where}"
+    off = mix.off_segment
+    where = "on the segment" if off < 1e-9 else f"off the segment by {off:.2f} of its length"
+    return f"the first token's share {shares} · entry ({mix.entry[0]:.2f}, {mix.entry[1]:.2f}) {where}"

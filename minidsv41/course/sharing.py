@@ -143,14 +143,14 @@ def described(ratios: str, owners: str, choosers: str, layer: int) -> str:
     try:
         c = scheduled(ratios, owners, choosers)
     except ConfigError as error:
-        return f"<b>illegal</b>: {error}"
+        return f"illegal: {error}"
     per_token = float(sum(owner_bytes(c, o) for o in c.kv_source_layer_ids))
     entries = float(books.entries_per_token(c).value)
     modes = [c.mode(i) for i in range(c.num_hidden_layers)]
     counted = ", ".join(f"{modes.count(mode)} {mode}" for mode in dict.fromkeys(modes))
     return (
-        f"<b>{per_token:,g} B/token</b>, {entries:g} entries a token, {counted}; "
-        f"mean distance {float(mean_distance(c)):.2f} layers<br>{read_by(c, layer)}"
+        f"{per_token:,g} B and {entries:g} entries a token; {counted}; "
+        f"mean distance {float(mean_distance(c)):.2f}<br>{read_by(c, layer)}"
     )
 
 

@@ -66,11 +66,11 @@ FAULTS = (
         name="04.scalar_gate",
         kind={"en": "shape", "zh": "形状"},
         change={
-            "en": "one gate for all channels of a token, not one for each",
+            "en": "one gate for all channels, not one for each",
             "zh": "一个 token 的所有通道共用一个门控，而不是逐通道门控",
         },
         symptom={
-            "en": "a checkpoint that loads, runs and talks; each entry lies on the segment between its two tokens",
+            "en": "loads, runs and talks; each entry lies on the segment between its two tokens",
             "zh": "检查点能加载、能运行、能说话；只是每条条目都落在两个 token 的连线上",
         },
         apply=scalar_gate,
@@ -79,7 +79,7 @@ FAULTS = (
         name="04.last_position",
         kind={"en": "off by one", "zh": "差一"},
         change={
-            "en": "an entry is rotated by the position of its last token, not of its first",
+            "en": "an entry turns by its last token's position, not its first's",
             "zh": "条目按组内最后一个 token 的位置旋转，而不是第一个",
         },
         symptom={
@@ -92,7 +92,7 @@ FAULTS = (
         name="04.first_choice",
         kind={"en": "addressing", "zh": "寻址"},
         change={
-            "en": "a reader takes the choice of the entries' owner, not of the latest layer that chose",
+            "en": "readers take the owner's choice, not the latest",
             "zh": "读取者使用源层的选择，而不是最近一次选择",
         },
         symptom={

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from textwrap import fill
 
 from matplotlib.axes import Axes
@@ -9,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from minidsv41.config import ConfigError, ModelConfig
-from minidsv41.course.figures import COLOURS, figure
+from minidsv41.course.figures import COLOURS, box, figure
 from minidsv41.course.mixer import Mix, Point
-from minidsv41.course.sharing import owner_bytes, readers, scheduled
+from minidsv41.course.sharing import layers_of, owner_bytes, ratios_of, readers, scheduled
 
 HEIGHT = 330
 LEFT, RIGHT, TOP, BOTTOM = 0.1, 0.985, 0.90, 0.15
@@ -128,14 +130,26 @@ def followed(ax: Axes, layer: int, y: float, *, shift: float) -> None:
     ax.annotate(f"layer {layer}", (layer, y), (0, shift), **place, **style)
 
 
-def refused(message: str) -> Figure:
-    """What stands in place of the map of a schedule that the config refuses."""
+def refused(message: str, ratios: tuple[int, ...], owners: tuple[int, ...]) -> Figure:
+    """In place of the map of a schedule that the config refuses: the rule, and the layer that it is about."""
     fig, ax = figure(HEIGHT)
     fig.set_layout_engine(None)
     fig.subplots_adjust(left=LEFT, right=RIGHT, top=TOP, bottom=BOTTOM)
+    ax.set(xlim=(-1, max(40, len(ratios))), ylim=(0, 1))
     ax.set_axis_off()
-    ax.text(0.5, 0.75, "no such network", ha="center", color=COLOURS["draft"], fontsize=13, fontweight="bold")
-    ax.text(0.5, 0.62, fill(message, 80), ha="center", va="top", linespacing=1.5)
+    ax.text(0, 0.9, "no such network", color=COLOURS["draft"], fontsize=13, fontweight="bold")
+    ax.text(0, 0.82, fill(message, 80), va="top", linespacing=1.5)
+    about = re.search(r"compress_ratios\[(\d+)\]|layer (\d+)", message)
+    for layer, ratio in enumerate(ratios):
+        box(ax, layer - 0.45, 0.3, 0.9, 0.14, {0: "window", 1: "main", 2: "index"}.get(ratio, "other"), f"{ratio}")
+    for owner in owners:
+        ax.text(owner, 0.22, f"{owner}", ha="center", va="center", fontweight="bold")
+    for y, row, name in ((0.37, ratios, "ratio"), (0.22, owners, "owner")):
+        if row:
+            ax.text(-0.9, y, name, ha="right", va="center")
+    if about:
+        layer = int(about[1] or about[2])
+        ax.add_patch(Rectangle((layer - 0.6, 0.27), 1.2, 0.2, facecolor="none", edgecolor=COLOURS["draft"], lw=2.5))
     return fig
 
 
@@ -144,4 +158,11 @@ def drawn(ratios: str, owners: str, choosers: str, layer: int) -> Figure:
     try:
         return metro(scheduled(ratios, owners, choosers), layer=layer)
     except ConfigError as error:
-        return refused(str(error))
+        return refused(str(error), readable(ratios_of, ratios), readable(layers_of, owners))
+
+
+def readable(parse: Callable[[str], tuple[int, ...]], text: str) -> tuple[int, ...]:
+    try:
+        return parse(text)
+    except ConfigError:
+        return ()
