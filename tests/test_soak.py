@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import random
 import sys
 from pathlib import Path
 
@@ -63,6 +64,12 @@ def test_a_fault_is_recorded_with_its_seed_and_the_rest_goes_on(
     played.clear()
     again = soak.campaign("damage", seconds=0, rounds=1, seed=found["faults"][0]["seed"])
     assert played == [found["faults"][0]["seed"]] and again["faults"] == []
+
+
+def test_a_byte_outside_is_in_no_record() -> None:
+    damage, spans = importlib.import_module("scripts.soak.damage"), [(3, 50), (50, 90), (93, 97)]
+    drawn = {damage.outside(random.Random(seed), spans, 100) for seed in range(200)}
+    assert drawn == {0, 1, 2, 90, 91, 92, 97, 98, 99}
 
 
 def test_a_damaged_page_that_is_believed_would_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

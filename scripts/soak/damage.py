@@ -1,6 +1,6 @@
 """Bits of a store's file flip. In a record: exactly that page is a miss. Elsewhere: never another prompt's bytes.
 
-Where LMDB's own tree is hit its reader may fail in any way, so a process of its own looks.
+Elsewhere is beside a record, or in LMDB's tree: then its reader may fail in any way, so a process of its own looks.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from minidsv41.cache.store import IDENTITY as IDENTITY_KEY
 from tests.store_process import IDENTITY, ROOT, found, opened, prompts, put
 
 FLIPS = 12
+KIND, TREE = 10, 0b1011  # where a page of LMDB says what it is, and the bits of branches, leaves and roots
 
 
 def play(seed: int, folder: Path) -> dict[str, int]:
@@ -24,30 +25,36 @@ def play(seed: int, folder: Path) -> dict[str, int]:
     with opened(folder / "whole") as store:
         for ids in islice(prompts(seed), 5):
             put(store, ids)
+        page = store.env.stat()["psize"]
         with store.env.begin() as txn:
             records = [bytes(value) for key, value in txn.cursor() if bytes(key) != IDENTITY_KEY]
     raw = (folder / "whole" / "data.mdb").read_bytes()
     spans = [(at, at + len(r)) for r in records if (at := raw.find(r)) >= 0]
     assert len(spans) == len(records), "a record is not in the file as one piece"
+    whole = [(start // page * page, -(-end // page) * page) for start, end in spans]
+    pages = [(at, at + page) for at in range(0, len(raw), page) if not any(s <= at < e for s, e in whole)]
+    trees = [(start, end) for start, end in pages if raw[start + KIND] & TREE]
     for i in range(FLIPS):
         hurt = folder / str(i)
         shutil.copytree(folder / "whole", hurt)
-        start, end = draw.choice(spans)
-        inside = draw.random() < 0.5
-        at = draw.randrange(start, end) if inside else outside(draw, spans, len(raw))
+        where = draw.choice(["record", "beside", "tree"])
+        at = outside(draw, spans, len(raw))
+        if where != "beside":
+            at = draw.randrange(*draw.choice(spans if where == "record" else trees))
         with (hurt / "data.mdb").open("r+b") as file:
             file.seek(at)
             file.write(bytes([raw[at] ^ 1 << draw.randrange(8)]))
-        seen.update(in_a_record(hurt, seed) if inside else elsewhere(hurt, seed))
+        seen.update(in_a_record(hurt, seed) if where == "record" else elsewhere(hurt, seed, where))
         shutil.rmtree(hurt)
     return dict(seen)
 
 
 def outside(draw: random.Random, spans: list[tuple[int, int]], size: int) -> int:
     """A byte of the file that belongs to no record."""
-    while any(start <= (at := draw.randrange(size)) < end for start, end in spans):
-        pass
-    return at
+    while True:
+        at = draw.randrange(size)
+        if not any(start <= at < end for start, end in spans):
+            return at
 
 
 def in_a_record(folder: Path, seed: int) -> list[str]:
@@ -62,19 +69,18 @@ def in_a_record(folder: Path, seed: int) -> list[str]:
             put(store, ids)
             assert found(store, ids) == len(ids) // IDENTITY.page, "not mended"
         assert store.verify()[1] == 0
-    return ["bits_in_a_record", "detected_and_mended"]
+    return ["bits_record", "record_detected_and_mended"]
 
 
-def elsewhere(folder: Path, seed: int) -> list[str]:
+def elsewhere(folder: Path, seed: int, where: str) -> list[str]:
     command = [sys.executable, "-m", "tests.store_process", "look", str(folder), str(seed), "5"]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     except subprocess.TimeoutExpired:
-        return ["bits_elsewhere", "elsewhere_reader_stuck"]
+        return [f"bits_{where}", f"{where}_reader_stuck"]
     assert "another prompt's bytes" not in done.stderr, done.stderr
     if done.returncode < 0:
-        return ["bits_elsewhere", "elsewhere_reader_crashed"]
+        return [f"bits_{where}", f"{where}_reader_crashed"]
     if done.returncode:
-        return ["bits_elsewhere", "elsewhere_refused"]
-    missing = done.stdout.strip() != "0"
-    return ["bits_elsewhere", "elsewhere_pages_missing" if missing else "elsewhere_harmless"]
+        return [f"bits_{where}", f"{where}_refused"]
+    return [f"bits_{where}", f"{where}_harmless" if done.stdout.strip() == "0" else f"{where}_pages_missing"]
