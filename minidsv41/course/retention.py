@@ -10,7 +10,7 @@ from minidsv41.ledger.persistent import SNAPSHOTS, v4_parts
 
 MONTH = 730  # hours
 TB, GB = 10**12, 10**9
-NAMES = {"global": "entries and keys on disk", "window": "windows on disk", "memory": "windows in memory"}
+NAMES = {"global": "entries, keys on disk", "window": "windows on disk", "memory": "windows in memory"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def policies(c: ModelConfig) -> tuple[Policy, ...]:
     copies = float(SNAPSHOTS.value)
     return (
         Policy("V4.1-Flash", own, memory=window),
-        Policy("V4.1, windows on disk", own, snapshot=copies * window),
+        Policy("V4.1, all on disk", own, snapshot=copies * window),
         Policy("V4-Flash", v4, snapshot=copies * v4_window),
     )
 

@@ -161,7 +161,7 @@ def billed(c: ModelConfig, t: Terms) -> Figure:
         ax.text(0, row - 0.27, policy.name, va="bottom")
         ax.text(left, row, f" ${left:,.2f}", va="center", fontweight="bold")
         totals.append(left)
-    for x, kind, colour in ((0, "global", COLOURS["main"]), (0.42, "window", "#9A6700"), (0.66, "memory", "#9A6700")):
+    for x, kind, colour in ((0, "global", COLOURS["main"]), (0.35, "window", "#9A6700"), (0.6, "memory", "#9A6700")):
         text = NAMES[kind] + " (hatched)" * (kind == "memory")
         ax.text(x, 1.05, text, color=colour, transform=ax.transAxes, fontweight="bold")
     ax.set(xlim=(0, max(*totals, 1e-9)), ylim=(2.5, -0.75), yticks=[], xlabel="dollars for a million conversations")
