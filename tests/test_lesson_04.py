@@ -163,7 +163,7 @@ def test_faults_show_where_they_must(toy):
 def test_pictures_are_small_and_follow_their_layer(release: ModelConfig):
     maps = [figures.png(pictures.metro(release, layer=layer)) for layer in (1, 17, 18)]
     for refused in (("0x2 2x38", "3"), ("0x2 2x18 1x20", "2 8 14"), ("0x2 2x", "2 x")):
-        maps.append(figures.png(pictures.drawn(*refused, refused[1], 17)))
-    maps.append(figures.png(pictures.metro(sharing.scheduled("0x2 2x18 1x20", "2-39"), budget=600)))
+        maps.append(figures.png(pictures.drawn(*refused, refused[1], 17, budget=600)))
+    maps.append(figures.png(pictures.drawn("0x2 2x18 1x20", "2-39", "2-39", 17, budget=600)))
     assert len(set(maps)) == len(maps)
     assert max(map(len, maps)) < 16_000

@@ -67,8 +67,8 @@ def metro(c: ModelConfig, *, layer: int | None = None, budget: int | None = None
         line(ax, c, owner, below + size / 2, thickness=size * points, layer=layer)
         below += size
     if budget:
-        ax.axhline(budget, color=COLOURS["draft"], lw=1.2, ls="--")
-        ax.text(-0.6, budget + 0.02 * high, f"budget {budget} B", color=COLOURS["draft"], fontweight="bold")
+        ax.axhline(budget, color=COLOURS["query"], lw=1, ls="--", zorder=0)
+        ax.text(-0.6, budget + 0.02 * high, f"budget {budget} B", color=COLOURS["query"])
     ax.axvline(c.decoder_start - 0.5, color=COLOURS["query"], lw=1, ls=":", zorder=0)
     for at, name in ((c.decoder_start / 2, "encoder"), (c.decoder_start * 1.5, "decoder")):
         place = dict(ha="center", fontweight="bold", transform=ax.get_xaxis_transform())
@@ -153,10 +153,10 @@ def refused(message: str, ratios: tuple[int, ...], owners: tuple[int, ...]) -> F
     return fig
 
 
-def drawn(ratios: str, owners: str, choosers: str, layer: int) -> Figure:
+def drawn(ratios: str, owners: str, choosers: str, layer: int, *, budget: int) -> Figure:
     """The map of a schedule written in short, or why there is none."""
     try:
-        return metro(scheduled(ratios, owners, choosers), layer=layer)
+        return metro(scheduled(ratios, owners, choosers), layer=layer, budget=budget)
     except ConfigError as error:
         return refused(str(error), readable(ratios_of, ratios), readable(layers_of, owners))
 
