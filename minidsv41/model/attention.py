@@ -129,7 +129,7 @@ class Attention(nn.Module):
 
     def select(self, x: Tensor, qr: Tensor, ctx: Context, note: Note) -> None:
         """Choose the entries for this layer and the Reuse layers after it."""
-        config, batch = self.config, ctx.batch
+        config, batch = ctx.config, ctx.batch
         owner = config.kv_owner(self.layer)
         ratio = config.ratio(self.layer)
         index_keys, visible, n = ctx.keys.read("index", owner), batch.visible(ratio), batch.longest(ratio)
