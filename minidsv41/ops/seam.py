@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isqrt
 from typing import NamedTuple
 
 import torch
@@ -44,18 +45,27 @@ def sinkhorn(logits: Tensor, iters: int, eps: float) -> Tensor:
     return c.movedim((0, 1), (-2, -1)).contiguous()
 
 
-def predict(X: Tensor, into: Next) -> tuple[Tensor, Tensor, Tensor]:
-    """Coefficients from the streams X [T, n, C]: pre [T, n], post [T, n], comb [T, n, n] (source, destination)."""
-    n = X.shape[1]
+def products(X: Tensor, into: Next) -> Tensor:
+    """The streams X [T, n, C] as one normed vector, times fn: [T, n(n+2)]. Each number needs all of X."""
     flat = X.flatten(1).to(into.fn.dtype)  # [T, n * C]
-    m = (flat @ into.fn.T) * (flat.square().mean(-1, keepdim=True) + into.eps).rsqrt()  # [T, n(n+2)]
-    z = m * into.scale.repeat_interleave(torch.tensor([n, n, n * n], device=X.device)) + into.base
+    return (flat @ into.fn.T) * (flat.square().mean(-1, keepdim=True) + into.eps).rsqrt()
+
+
+def coefficients(m: Tensor, into: Next) -> tuple[Tensor, Tensor, Tensor]:
+    """From the products m [T, n(n+2)]: pre [T, n], post [T, n], comb [T, n, n] (source, destination)."""
+    n = isqrt(m.shape[-1] + 1) - 1
+    z = m * into.scale.repeat_interleave(torch.tensor([n, n, n * n], device=m.device)) + into.base
     pre, post, comb = z.split([n, n, n * n], -1)
     return (
         pre.sigmoid() + into.hc_eps,
         2 * post.sigmoid(),
         sinkhorn(comb.unflatten(-1, (n, n)), into.iters, into.hc_eps),
     )
+
+
+def predict(X: Tensor, into: Next) -> tuple[Tensor, Tensor, Tensor]:
+    """Coefficients from the streams X [T, n, C]: pre [T, n], post [T, n], comb [T, n, n] (source, destination)."""
+    return coefficients(products(X, into), into)
 
 
 def update(X: Tensor, F: Tensor, post: Tensor, comb: Tensor) -> Tensor:
