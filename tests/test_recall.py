@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from minidsv41.train.data import Batches, corpus
 from minidsv41.train.recall import (
+    CUE,
     FIRST,
     FORMS,
     HAN_FIRST,
@@ -16,6 +17,7 @@ from minidsv41.train.recall import (
     NAMES,
     PLANTED,
     SECOND,
+    SPAN,
     Lookups,
     Mixed,
     recall,
@@ -67,10 +69,21 @@ def test_every_word_of_a_fact_is_one_token_and_none_stands_twice(kind: str) -> N
     assert len(set(vocabulary()[kind])) == len(words[kind])
 
 
-def test_distances_grow_with_the_reach() -> None:
-    lookups = Lookups(TEXT, length=256, seed=0)
-    means = [lookups(16, 0, reach=reach).distance.double().sum().item() for reach in (0.1, 0.4, 1.0)]
-    assert means == sorted(means) and means[2] > 2 * means[0]
+def test_repeats_are_told_by_the_copy_before() -> None:
+    tokens, distance = Lookups(TEXT, length=256, seed=0).repeats(32, step=1)
+    row, at = distance.nonzero(as_tuple=True)
+    assert torch.equal(tokens[row, at], tokens[row, at - distance[row, at]])
+    assert (distance[:, SPAN.stop + CUE :] > 0).all() and not distance[:, : SPAN.start + CUE].any()
+    assert len(distance.max(dim=1).values.unique()) > 8
+
+
+def test_what_is_to_be_learned_grows_at_equal_tokens_a_step() -> None:
+    text = Batches(tokens=TEXT, batch_size=8, length=128, seed=0)
+    mixed = Mixed(text, Lookups(TEXT, length=128, seed=0), share=6, weight=2.0, steps=100)
+    batches = {step: mixed(step)[0] for step in (0, 30, 99)}
+    assert [tuple(tokens.shape) for tokens in batches.values()] == [(16, 65), (16, 65), (8, 129)]
+    halves = batches[30][:4].unflatten(0, (2, 2))
+    assert torch.equal(torch.cat([halves[:, 0], halves[:, 1, 1:]], dim=1), text(30)[:2])
 
 
 def test_recall_counts_what_can_be_looked_up_and_nothing_else() -> None:

@@ -39,7 +39,6 @@ class TrainConfig:
     align: int = 2  # sequences of a batch on which the indexer is aligned
     recall: int = 0  # sequences of a batch with things to look up earlier in them, see recall.py
     recall_weight: float = 1.0  # of a target there that can be looked up; their others weigh 0, those of text 1
-    recall_grow: float = 0.5  # share of the steps in which the distances grow there
     dense: float = 0.0  # share of the steps in which every entry is selected
     draft_steps: int = 100
     draft_lr: float = 6e-3
@@ -130,7 +129,7 @@ class Trainer:
             Lookups(tokens, length=c.length, seed=seed),
             share=c.recall,
             weight=c.recall_weight,
-            grow=int(c.recall_grow * c.steps) if backbone else 0,
+            steps=c.steps if backbone else 0,
         )
         started, shape = time.perf_counter() - self.seconds, self.model.config
         bar = tqdm(range(first, steps), initial=first, total=steps, desc=stage.name, disable=None)
@@ -139,7 +138,8 @@ class Trainer:
                 self.snapshot(step, steps)
             rounding = step >= min(c.round_from * steps, steps - 1)
             tokens, weight = batches(step, c.device)
-            self.model.config = all_selected(shape, c.length) if backbone and step < c.dense * steps else shape
+            everything = backbone and step < c.dense * steps
+            self.model.config = all_selected(shape, tokens.shape[1]) if everything else shape
             terms = stage.update(tokens, step=step, progress=step / steps, rounding=rounding, weight=weight)
             done, self.seconds = step + 1, time.perf_counter() - started
             self.note(stage, done, terms)

@@ -7,7 +7,7 @@ row of 64 numbers has to hold what it is found by and what it says, and in four 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -46,6 +46,8 @@ PLANTED = 0.8  # share of a sequence; the rest is text
 SPAN = range(8, 25)  # tokens of a copied span
 NEAREST = 0.05  # share of a sequence; how far apart the two places are drawn, evenly in its logarithm, from here to 1
 CUE = 2  # of them that tell which span comes back
+SHORT = 64  # targets of a sequence of repeats
+PHASES = 0.2, 0.45  # shares of the training after which repeats end, and sequences of half the length
 HELD_OUT = 5  # every fifth name is asked only in tests
 EDGES = (32, 64, 128, 256, 512)  # distances are counted up to each of these, and beyond the last
 
@@ -135,11 +137,11 @@ class Lookups:
                 return list(found.values())
             found[tuple(item.tokens[: item.answer.index(True)])] = item
 
-    def sequence(self, draw: np.random.Generator, reach: float) -> tuple[np.ndarray, np.ndarray]:
+    def sequence(self, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Tokens and distances [T + 1]: a stretch of text, cut at random places, in which each item stands twice."""
         items = self.items(draw)
         first = draw.random(len(items))
-        again = first + reach * np.exp(draw.uniform(np.log(NEAREST), 0, len(items)))
+        again = first + np.exp(draw.uniform(np.log(NEAREST), 0, len(items)))
         order = np.argsort(np.concatenate([first, again])) % len(items)
         left = self.length + 1 - 2 * sum(len(item.tokens) for item in items)
         cuts = np.sort(draw.integers(0, left + 1, len(order)))
@@ -154,18 +156,27 @@ class Lookups:
             tokens += items[i].tokens
             distance += [back * known for known in items[i].answer]
 
-    def __call__(self, count: int, step: int, *, reach: float = 1.0) -> Sequences:
-        """`count` sequences; distances go up to about the share `reach` of a sequence."""
+    def __call__(self, count: int, step: int) -> Sequences:
+        """`count` sequences."""
         draw = np.random.default_rng((self.seed, step, self.length))
-        tokens, distance = zip(*(self.sequence(draw, reach) for _ in range(count)), strict=True)
+        tokens, distance = zip(*(self.sequence(draw) for _ in range(count)), strict=True)
         return Sequences(torch.from_numpy(np.stack(tokens)), torch.from_numpy(np.stack(distance)))
+
+    def repeats(self, count: int, step: int) -> Sequences:
+        """`count` sequences of SHORT targets, each one span of random words again and again."""
+        draw = np.random.default_rng((self.seed, step, SHORT))
+        sizes = draw.integers(SPAN.start, SPAN.stop, (count, 1))
+        at, spans = np.arange(SHORT + 1), draw.choice(self.words["all"], (count, SPAN.stop))
+        tokens, distance = np.take_along_axis(spans, at % sizes, 1), np.where(at >= sizes + CUE, sizes, 0)
+        return Sequences(torch.from_numpy(tokens), torch.from_numpy(distance))
 
 
 @dataclass(frozen=True)
 class Mixed:
     """Batches of `text` in which the last `share` sequences are `lookups`: there only answers count, `weight`.
 
-    In the first `grow` steps the distances grow from a tenth of a sequence to all of it.
+    What the network is to learn grows over `steps` (0: nothing grows), with as many tokens a step: short
+    repeats, without text; then sequences of half the length; then of all of it. See PHASES.
     """
 
     text: Batches
@@ -173,17 +184,22 @@ class Mixed:
     _: KW_ONLY
     share: int
     weight: float
-    grow: int = 0
+    steps: int = 0
 
     def __call__(self, step: int, device: str = "cpu") -> tuple[Tensor, Tensor | None]:
         """tokens [B, T + 1] and the weight [B, T] of each target; None if all weigh the same."""
-        tokens = self.text(step)
+        tokens, length = self.text(step), self.lookups.length
         if not self.share:
             return tokens.to(device), None
-        asked = self.lookups(self.share, step, reach=min(1.0, 0.1 + step / max(1, self.grow)))
-        weight = torch.ones(tokens[:, 1:].shape)
-        weight[-self.share :] = self.weight * asked.answers
-        return torch.cat([tokens[: -self.share], asked.tokens]).to(device), weight.to(device)
+        tokens, done = tokens[: -self.share], step / self.steps if self.steps else 1.0
+        if done < PHASES[0]:
+            asked = self.lookups.repeats(len(self.text.starts(step)) * length // SHORT, step)
+            return asked.tokens.to(device), asked.answers.float().to(device)
+        parts = 2 if done < PHASES[1] else 1
+        tokens = tokens.unfold(1, length // parts + 1, length // parts).flatten(0, 1)
+        asked = replace(self.lookups, length=length // parts)(self.share * parts, step)
+        weight = torch.cat([torch.ones(tokens[:, 1:].shape), self.weight * asked.answers])
+        return torch.cat([tokens, asked.tokens]).to(device), weight.to(device)
 
 
 @torch.no_grad()
