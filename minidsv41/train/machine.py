@@ -21,9 +21,10 @@ def processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def describe(*, threads: int) -> dict:
-    """Machine, versions and date of a measurement that uses `threads` threads."""
-    return {
+def describe(*, threads: int, device: str = "cpu") -> dict:
+    """Machine, versions and date of a measurement that uses `threads` threads; on "cuda", `device` names the GPU."""
+    gpu = {"device": torch.cuda.get_device_name()} if device == "cuda" else {}
+    return gpu | {
         "processor": processor(),
         "cores": os.cpu_count(),
         "threads": threads,

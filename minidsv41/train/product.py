@@ -29,7 +29,7 @@ def deliver(trainer: Trainer, folder: Path) -> dict:
         "minutes": round(trainer.seconds / 60, 2),
         "tokens_trained": c.steps * c.batch * c.length,
         "peak_memory_mb": round(machine.peak_memory_mb()),
-        "machine": machine.describe(threads=c.threads),
+        "machine": machine.describe(threads=c.threads, device=c.device),
         "validation_bits_per_byte": {kind: round(value, 4) for kind, value in bits.items()},
     }
     write_text(folder / "record.json", json.dumps(record, indent=2) + "\n")
