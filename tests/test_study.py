@@ -65,7 +65,7 @@ def test_the_command_leaves_a_record(tmp_path: Path) -> None:
         '{"settings": {"steps": 3, "batch": 16, "replay": 4}}', encoding="utf-8"
     )
     arguments = ["--prompts", "1", "--hit", "40", "--turn", "3", "--following", "4", "--into", str(tmp_path)]
-    result = CliRunner().invoke(app, ["study", "replay", "--checkpoint", str(tmp_path / "model"), *arguments])
+    result = CliRunner().invoke(app, ["bench", "replay", "--checkpoint", str(tmp_path / "model"), *arguments])
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "bench_replay.json").read_text(encoding="utf-8"))
     assert record["machine"]["date"] and record["settings"]["hit"] == 40

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from minidsv41 import __version__
-from minidsv41.cli.bench import bench, study
+from minidsv41.cli.bench import bench
 from minidsv41.cli.lesson import lesson
+from minidsv41.cli.study import study
 
 app = typer.Typer(
     help="DeepSeek-V4.1-Flash, small enough to read and exact enough to trust.",
@@ -18,8 +19,8 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(bench, name="bench")
-app.add_typer(study, name="study")
 app.add_typer(lesson, name="lesson")
+app.command()(study)
 
 
 def run() -> None:

@@ -1,4 +1,4 @@
-"""`minidsv41 bench …` and `minidsv41 study …`: measurements that leave a record."""
+"""`minidsv41 bench …`: measurements that leave a record."""
 
 from __future__ import annotations
 
@@ -139,11 +139,8 @@ def bench_flips(
     typer.echo(bench.write(content | {"results": results}, into or records_dir()))
 
 
-study = typer.Typer(help="Measure what a shortcut of the design costs and changes.", no_args_is_help=True)
-
-
-@study.command("replay")
-def study_replay(
+@bench.command("replay")
+def bench_replay(
     checkpoint: Annotated[
         list[Path] | None, typer.Option(help="A checkpoint folder (default: the shipped toy); may be repeated.")
     ] = None,
@@ -158,13 +155,13 @@ def study_replay(
     import torch
 
     from minidsv41.paths import checkpoint_dir, records_dir
-    from minidsv41.train import bench, study_replay
+    from minidsv41.train import bench, bench_replay
 
     threads = torch.get_num_threads()
     sizes = dict(prompts=prompts, hit=hit, turn=turn, following=following, seed=seed)
-    config, results = study_replay.ReplayStudy(**sizes, threads=threads), []
+    config, results = bench_replay.ReplayConfig(**sizes, threads=threads), []
     for folder in checkpoint or [checkpoint_dir()]:
-        results.append(found := study_replay.run(folder, config))
+        results.append(found := bench_replay.run(folder, config))
         typer.echo(f"{folder}: {found['trained'] or 'no record of its training'}")
         for way, row in found["ways"].items():
             moved = f"KL {row['kl']:.1e}  top-1 {row['top1_agreement']:6.1%}  perplexity {row['perplexity']:.2f}"

@@ -1,4 +1,4 @@
-"""The replay study on trained checkpoints, and its record."""
+"""Every way to take in a prompt, by trained checkpoint: cost, and how far the predictions move."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minidsv41.train.data import corpus
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayStudy:
+class ReplayConfig:
     """How many random prompts of validation text, and their tokens: old, new, and following."""
 
     prompts: int
@@ -26,7 +26,7 @@ class ReplayStudy:
     threads: int
 
 
-def run(folder: Path, c: ReplayStudy) -> dict:
+def run(folder: Path, c: ReplayConfig) -> dict:
     """One checkpoint: what its record says of its training under decoder replay, and the means of every way."""
     tokens = torch.cat([torch.as_tensor(s.tokens) for s in corpus().validation.values()]).long()
     model = checkpoint.load(folder)
