@@ -18,8 +18,9 @@ from minidsv41.serve.manifest import HandoffError
 
 WATCHDOG = {  # that of NCCL; when a peer is lost,
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # this process goes on,
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # and does not wait a minute for traces that nobody writes
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # no traces are written,
     "TORCH_FR_BUFFER_SIZE": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # and nobody waits for them: four times this, a minute if not set
 }
 
 
