@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatterSciNotation, LogLocator
 from torch import Tensor
 
 from minidsv41.course.figures import COLOURS, figure
@@ -114,6 +115,10 @@ def dots(found: Mapping[str, Mapping[str, Sequence[float]]], label: str) -> Figu
             ax.plot(values, [y] * len(values), "o", color=colours[name], ms=6, alpha=0.8)
             ax.plot([np.mean(values)] * 2, [y - 0.13, y + 0.13], color=colours[name], lw=2.5)
     ax.set(xscale="log", xlabel=label, ylim=(len(found) - 0.5, -0.5))
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter(LogFormatterSciNotation(labelOnlyBase=False, minor_thresholds=(99, 99)))
+    ax.minorticks_off()
+    ax.margins(x=0.08)
     ax.set_yticks(range(len(found)), list(found))
     ax.tick_params(left=False)
     legend(ax, [(name, colours[name]) for name in names], 0.36)
