@@ -81,4 +81,5 @@ def seeds(measures: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
         ax.set_yticks(range(len(names)), names if ax is axes[0] else [])
         ax.tick_params(left=False)
         ax.margins(x=0.15)
+        ax.locator_params(axis="x", nbins=4)
     return fig
