@@ -126,7 +126,7 @@ def followed(ax: Axes, layer: int, y: float, *, shift: float) -> None:
     """Mark the reader that a control follows; its name stands so many points above it, or below it."""
     ax.plot(layer, y, "o", mfc=COLOURS["draft"], mec="white", ms=10, zorder=7)
     place = dict(textcoords="offset points", ha="center", va="bottom" if shift > 0 else "top", zorder=7)
-    style = dict(color=COLOURS["draft"], fontweight="bold")
+    style = dict(color=COLOURS["draft"], fontweight="bold", bbox=dict(facecolor="white", edgecolor="none", pad=0.5))
     ax.annotate(f"layer {layer}", (layer, y), (0, shift), **place, **style)
 
 
