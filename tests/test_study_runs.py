@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from minidsv41 import ops
+from minidsv41 import ops, paths
 from minidsv41.cli import app
 from minidsv41.config import ModelConfig
 from minidsv41.model import Model
@@ -24,9 +25,9 @@ from minidsv41.study import STUDIES, Study, StudyError, Variant, changes
 from minidsv41.study.base import SHAPE, Sizes
 from minidsv41.study.catalogue import BLOCKS, EVERY
 from minidsv41.study.drafts import per_row
+from minidsv41.study.facts import ASKED, FACT, KEYS, QUESTION, TOLD, VALUE, VALUES, Facts, Strewn
 from minidsv41.study.processes import Piece, side_by_side
 from minidsv41.study.selection import overlap
-from minidsv41.study.spans import SPAN, SPANS, TOKENS, Mixture, Repeats
 from minidsv41.study.variant import reshaped
 from minidsv41.train.data import Batches
 from minidsv41.train.losses import Queries
@@ -55,22 +56,27 @@ def test_all_entries_are_all() -> None:
     assert length == EVERY and SHAPE.candidate_block_size * BLOCKS > length
 
 
-def test_only_the_earlier_span_tells_the_next_token() -> None:
-    asked = Repeats(length=128, seed=1)(20, 5)
-    for row, distance, known in zip(asked.tokens, asked.distance, asked.answers, strict=True):
-        assert len(row.unique()) <= SPANS * SPAN and set(row.tolist()) <= set(TOKENS)
-        for t in known.nonzero()[:, 0].tolist():
-            at = t - int(distance[t + 1]) + 1
-            assert row[at] == row[t + 1] and row[at - 1] == row[t]
-            assert row[t] not in row[at:t]  # the last place
-        assert known.sum() == sum(int(row[t]) in row[:t].tolist() and t % SPAN > 0 for t in range(1, 129))
-    assert not torch.equal(asked.tokens, Repeats(length=128, seed=1)(20, 6).tokens)
+def test_only_what_was_told_tells_an_answer() -> None:
+    text = np.arange(1000) % 50
+    facts = Facts(text, length=128, seed=1)(2, 5)
+    answers = facts.answers.nonzero().tolist()
+    assert len(answers) == 2 * ASKED
+    for row, distance, t in ((facts.tokens[b], facts.distance[b], t + 1) for b, t in answers):
+        at = t - int(distance[t])
+        key, value = int(row[t - 1]) - QUESTION, int(row[t]) - VALUE
+        told = int(row[at]) == FACT + key * VALUES + value
+        assert told or (int(row[at - 1]), int(row[at])) == (QUESTION + key, VALUE + value)
+        between = row[at + 1 : t - 1].tolist()
+        assert QUESTION + key not in between and FACT + key * VALUES + value not in between
+    told = [row[row >= FACT] - FACT for row in facts.tokens]
+    assert all(len(set((f // VALUES).tolist())) == len(f) == TOLD for f in told)
+    assert not torch.equal(facts.tokens, Facts(text, length=128, seed=1)(2, 6).tokens)
 
 
-def test_spans_take_the_last_places_of_a_batch() -> None:
+def test_facts_take_the_last_places_of_a_batch() -> None:
     batches = Batches(tokens=np.arange(1000) % 50, batch_size=3, length=128, seed=1)
-    tokens, weight = Mixture(batches, share=2, weight=4.0)(5)
-    asked = Repeats(length=128, seed=1)(2, 5)
+    tokens, weight = Strewn(batches, share=2, weight=4.0)(5)
+    asked = Facts(batches.tokens, length=128, seed=1)(2, 5)
     assert torch.equal(tokens[1:], asked.tokens) and torch.equal(tokens[0], batches(5)[0])
     assert torch.equal(weight[1:] == 4, asked.answers) and (weight[0] == 1).all()
 
@@ -230,3 +236,16 @@ def whole(study: Study, record: dict, *, seeds: int) -> None:
         assert all(math.isfinite(value) for value in run["measures"].values())
         assert run["parameters"] == pytest.approx(parameters(SHAPE), rel=1e-3)
     assert all(sorted(found) == list(range(len(found))) and len(found) >= seeds for found in runs.values())
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
+def test_shipped_records_are_whole(study: Study) -> None:
+    path = paths.records_dir() / f"study_{study.name}.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    whole(study, record, seeds=3)
+    assert record["machine"]["date"] and record["machine"]["device"]
+    settings = dict(record["settings"])
+    assert settings.pop("variants") == {v.name: v.says for v in study.variants}
+    assert settings.pop("question") == study.question
+    assert settings.pop("facts") == {"keys": KEYS, "values": VALUES, "told": TOLD, "asked": ASKED}
+    assert settings == asdict(Sizes(device="cuda"))

@@ -9,11 +9,12 @@ from minidsv41.study.variant import reshaped
 from minidsv41.train.loop import TrainConfig
 
 # The toy with six layers (window, owner and Reuse in the encoder; owner with pool, Reuse and Reindex in the decoder),
-# half its selection and pool, for sequences half as long, and fewer rounds of Sinkhorn.
+# half its window, selection and pool, for sequences half as long, and fewer rounds of Sinkhorn.
 SHAPE = reshaped(
     ModelConfig.preset("toy"),
     dict(
         num_hidden_layers=6,
+        sliding_window=16,
         compress_ratios=(0, 2, 2, 1, 1, 1, 0, 0, 0),
         kv_source_layer_ids=(1, 3),
         index_source_layer_ids=(1, 3, 5),
@@ -35,16 +36,16 @@ class Sizes:
     indexer is aligned on the last `align`; `dense` is the share of the steps that read every entry.
     """
 
-    steps: int = 200
-    batch: int = 64
+    steps: int = 300
+    batch: int = 32
     length: int = 128
     lr: float = 9e-3
-    recall: int = 48
-    recall_weight: float = 1.0
-    replay: int = 32
+    recall: int = 24
+    recall_weight: float = 4.0
+    replay: int = 16
     align: int = 8
     dense: float = 0.5
-    draft_steps: int = 100
+    draft_steps: int = 150
     windows: int | None = None  # batches of validation text of each kind; all if None
     asked: int = 192  # sequences with things to look up
     prompts: int = 12  # of the replay and draft measures
@@ -58,4 +59,4 @@ class Sizes:
         return TrainConfig(seed=seed, threads=1, draft_steps=0, **once, **shared)
 
 
-QUICK = dict(steps=2, batch=2, length=128, recall=1, replay=1, align=1, draft_steps=2, windows=1, asked=2, prompts=1)
+QUICK = dict(steps=2, batch=2, length=128, recall=1, replay=1, align=1, draft_steps=2, windows=1, asked=8, prompts=1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from minidsv41.serve.schedule import Calibration, calibrate, calibration_error
 from minidsv41.serve.speculative import Gain, steps
 from minidsv41.study.exam import Exam
-from minidsv41.study.spans import taught
+from minidsv41.study.facts import taught
 from minidsv41.train.bench_speculative import SpeculativeConfig, prompts
 from minidsv41.train.loop import Trainer
 from minidsv41.train.runs import Run

@@ -13,7 +13,7 @@ from minidsv41.config import ModelConfig
 from minidsv41.model import Model, SequenceKeys
 from minidsv41.ops import Batch
 from minidsv41.study.base import Sizes
-from minidsv41.study.spans import Repeats
+from minidsv41.study.facts import Facts
 from minidsv41.study.variant import reshaped
 from minidsv41.tokens import load_tokenizer, token_map
 from minidsv41.train.data import Corpus, corpus
@@ -39,11 +39,11 @@ class Exam:
 
     @property
     def asked(self) -> Sequences:
-        """Spans that come back, the same for every network, none of them seen in training."""
+        """Facts and questions in the validation text, the same for every network."""
         return self.lookups(self.sizes.asked)
 
     def lookups(self, count: int) -> Sequences:
-        return Repeats(length=self.sizes.length, seed=SEED)(count, 0)
+        return Facts(self.held_out.numpy(), length=self.sizes.length, seed=SEED)(count, 0)
 
     @cached_property
     def held_out(self) -> Tensor:
@@ -57,12 +57,12 @@ class Exam:
 
     def quality(self) -> dict[str, float]:
         """Bits per byte of the validation text, in total and by kind; share of right answers, of all and of those that
-        stand farther back than the window; mean -ln p of the answers."""
+        nothing in the last two windows tells; mean -ln p of the answers."""
         z, logits = self.sizes, Backbone(self.model, replay=0, align=0, seed=0).logits
         how = dict(length=z.length, batch=z.batch, batches=z.windows, device=z.device)
         bits = validate(logits, self.corpus, **how)
         asked = self.asked
-        far = asked._replace(distance=asked.distance * (asked.distance > self.model.config.sliding_window))
+        far = asked._replace(distance=asked.distance * (asked.distance > 2 * self.model.config.sliding_window))
         found, beyond = (recall(logits, some, batch=z.batch) for some in (asked, far))
         kinds = {f"bits_per_byte_{kind}": value for kind, value in bits.items() if kind != "total"}
         return {

@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from minidsv41.study.base import Sizes
+from minidsv41.study.facts import ASKED, KEYS, TOLD, VALUES
 from minidsv41.study.variant import Study
 from minidsv41.train import machine
 
@@ -50,7 +51,9 @@ class Folder:
 def record(study: Study, sizes: Sizes, results: list[dict], into: Path) -> Path:
     """Write study_NAME.json."""
     where = machine.describe(threads=1, device=sizes.device)
-    settings = asdict(sizes) | {"question": study.question, "variants": {v.name: v.says for v in study.variants}}
+    task = {"keys": KEYS, "values": VALUES, "told": TOLD, "asked": ASKED}
+    says = {"question": study.question, "variants": {v.name: v.says for v in study.variants}}
+    settings = asdict(sizes) | {"facts": task} | says
     content = {"kind": f"study_{study.name}", "settings": settings, "machine": where, "results": results}
     into.mkdir(parents=True, exist_ok=True)
     path = into / f"study_{study.name}.json"

@@ -12,9 +12,9 @@ from minidsv41.model import Model
 from minidsv41.study.base import SHAPE
 from minidsv41.study.catalogue import STUDIES
 from minidsv41.study.exam import Exam, loaded
+from minidsv41.study.facts import taught
 from minidsv41.study.folder import Folder, record
 from minidsv41.study.processes import Piece, side_by_side
-from minidsv41.study.spans import taught
 from minidsv41.study.variant import Study, StudyError, Training, reshaped
 from minidsv41.tokens import load_tokenizer, token_map
 from minidsv41.train.data import corpus
