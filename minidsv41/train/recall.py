@@ -47,7 +47,7 @@ SPAN = range(8, 25)  # tokens of a copied span
 NEAREST = 0.05  # share of a sequence; how far apart the two places are drawn, evenly in its logarithm, from here to 1
 CUE = 2  # of them that tell which span comes back
 SHORT = 64  # targets of a sequence of repeats
-PHASES = 0.2, 0.45  # shares of the training after which repeats end, and sequences of half the length
+PHASES = 0.1, 0.4  # shares of the training after which repeats end, and sequences of half the length
 HELD_OUT = 5  # every fifth name is asked only in tests
 EDGES = (32, 64, 128, 256, 512)  # distances are counted up to each of these, and beyond the last
 
