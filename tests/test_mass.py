@@ -62,7 +62,7 @@ def test_no_choice_of_as_many_keeps_more_than_the_best(traced):
     other = torch.where(other <= torch.arange(200)[:, None], other.sort(1).values, -1)
     assert (mass.recall(chosen) <= best + 1e-12).all() and (mass.recall_by_head(chosen) <= own + 1e-12).all()
     distinct = (other.diff(dim=1) > 0).all(1)
-    assert distinct.sum() > 50 and (mass.recall(other)[distinct] < best[distinct]).all()
+    assert distinct.sum() > 10 and (mass.recall(other)[distinct] < best[distinct]).all()
 
 
 def test_small_sums_by_hand():
