@@ -24,7 +24,6 @@ from minidsv41.replaced import replaced
 from minidsv41.study import STUDIES, Study, StudyError, Variant, changes
 from minidsv41.study.base import SHAPE, Sizes
 from minidsv41.study.catalogue import BLOCKS, EVERY
-from minidsv41.study.drafts import per_row
 from minidsv41.study.facts import ASKED, FACT, KEYS, QUESTION, TOLD, VALUE, VALUES, Facts, Strewn
 from minidsv41.study.processes import Piece, side_by_side
 from minidsv41.study.selection import overlap
@@ -49,6 +48,13 @@ def parameters(config: ModelConfig) -> int:
 def test_equal_parameters(study: Study, variant: Variant) -> None:
     assert parameters(variant.trained.config(SHAPE)) == pytest.approx(parameters(SHAPE), rel=1e-3)
     assert reshaped(variant.trained.config(SHAPE), variant.read)  # a legal shape
+
+
+def test_what_a_plain_network_does_not_use_is_next_to_nothing() -> None:
+    with torch.device("meta"):
+        model = Model(STUDIES["mhc"].variant("plain").trained.config(SHAPE))
+    idle = sum(p.numel() for name, p in model.named_parameters() if ".hc_" in name and not name.startswith("mtp."))
+    assert 0 < idle < 1e-3 * parameters(SHAPE)
 
 
 def test_all_entries_are_all() -> None:
@@ -174,13 +180,6 @@ def test_markov_and_confidence_can_be_left_out() -> None:
     assert learning(changes.no_markov) == {embed, confidence}  # confidence reads the previous token
     assert learning(changes.no_confidence) == {markov, embed}
     assert learning(changes.drafts_alone) == set()
-
-
-def test_tokens_for_each_row() -> None:
-    accepted = torch.tensor([3, 0])
-    assert per_row(torch.ones(2, 3), accepted) == (4 + 1) / (4 + 4)
-    chance = torch.tensor([[1, 0.6, 0.6], [0.4, 1, 1]])  # reached: 1, 0.6, 0.36; 0.4, …
-    assert per_row(chance, accepted) == (3 + 1) / (3 + 1)
 
 
 def test_overlap_counts_what_both_chose() -> None:

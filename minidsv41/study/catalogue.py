@@ -1,5 +1,9 @@
-"""STUDIES: every comparison by name. Networks of one study have equal parameters, within a thousandth: where one needs
-more than another, the other's Engram tables are longer (in `mhc`: its low-rank maps wider)."""
+"""STUDIES: every comparison by name.
+
+Networks of one study have equal parameters, within a thousandth: where one needs more than another, the other's Engram
+tables are longer. In `mhc` the plain network's low-rank maps are wider, and the parameters of the mixing that it lacks
+are there and do nothing.
+"""
 
 from __future__ import annotations
 

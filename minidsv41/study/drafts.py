@@ -16,8 +16,6 @@ from minidsv41.train.bench_speculative import SpeculativeConfig, prompts
 from minidsv41.train.loop import Trainer
 from minidsv41.train.runs import Run
 
-LIKELY = 0.5  # drafts are verified as long as their chance of being reached and accepted is at least this
-
 
 def drafts(exam: Exam) -> dict[str, float]:
     """Train the draft on the frozen backbone, then let it draft behind held-out text, greedily and at temperature 1."""
@@ -37,8 +35,6 @@ def drafts(exam: Exam) -> dict[str, float]:
         "tokens_per_step_sampled": mean(len(g.tokens) for g in sampled),
         "calibration_error": error(raw(confidence), accepted),
         "calibration_error_fitted": error(fitted(confidence), accepted),
-        "tokens_per_row": per_row(torch.ones_like(confidence), accepted),
-        "tokens_per_row_cut": per_row(fitted(confidence), accepted),
     }
 
 
@@ -57,9 +53,3 @@ def gains(exam: Exam, temperature: float) -> list[Gain]:
 def error(p: Tensor, accepted: Tensor) -> float:
     """Calibration error of the chance [N, block] that a draft and all before it are kept; mean over the block."""
     return mean(calibration_error(a, accepted > k) for k, a in enumerate(p.cumprod(1).unbind(1)))
-
-
-def per_row(p: Tensor, accepted: Tensor) -> float:
-    """Tokens gained for each row verified, if drafts are verified while their chance p [N, block] is LIKELY."""
-    verified = (p.cumprod(1) >= LIKELY).sum(1)
-    return float((torch.minimum(accepted, verified) + 1).sum() / (verified + 1).sum())
