@@ -10,7 +10,7 @@ import torch
 from minidsv41.config import ModelConfig
 from minidsv41.ledger.bytes import kv_bytes_per_token
 from minidsv41.serve.study import counting
-from minidsv41.train import bench, bench_decode, bench_lifecycle, bench_speculative, bench_train
+from minidsv41.train import bench, bench_decode, bench_lifecycle, bench_speculative, bench_train, bench_verify
 from tests.babble import babble
 from tests.tiny import TINY, prompt, tiny
 
@@ -64,6 +64,19 @@ def test_speculation_is_measured():
     block = TINY.dspark_block_size
     assert {len(found["calibration"][name]) for name in ("temperatures", "error_before", "error_after")} == {block}
     assert list(found["seconds_per_step"]) == ["1", "4"]
+
+
+def test_the_price_of_a_draft_is_measured():
+    model, block = tiny(dtype=torch.float32), TINY.dspark_block_size
+    c = bench_verify.VerifyConfig(loads=(1, 3), length=20, repeats=2)
+    with counting(model) as rows:
+        found = bench_verify.measure(model, prompt(200), c, clock=lambda: float(sum(rows)))  # one row-layer a second
+    for row, load in zip(found["seconds"], c.loads, strict=True):
+        assert row["requests"] == load
+        assert row["draft"] == 0  # its blocks are not among those that are counted
+        assert row["verify"] == [load * (1 + n) * TINY.num_hidden_layers for n in range(block + 1)]
+    assert found["busy"] >= 0
+    assert sum("requests: draft" in line for line in bench_verify.lines(found)) == 2
 
 
 def test_the_lifecycle_is_measured(monkeypatch):

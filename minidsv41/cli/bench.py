@@ -75,6 +75,30 @@ def bench_speculative(
     typer.echo(bench.write(bench.record("speculative", config, results), into or records_dir()))
 
 
+@bench.command("verify")
+def bench_verify(
+    requests: Annotated[list[int] | None, typer.Option(min=1, help="Requests in a step; may repeat.")] = None,
+    repeats: Annotated[int, typer.Option(min=1)] = 5,
+    checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint folder (default: the shipped toy).")] = None,
+    into: Annotated[Path | None, typer.Option(help="The folder of the record; data/records if not given.")] = None,
+) -> None:
+    """Time drafting, and verifying 0 to a block of drafts, by the number of requests; on one thread."""
+    import torch
+
+    from minidsv41 import checkpoint as checkpoints
+    from minidsv41.paths import checkpoint_dir, records_dir
+    from minidsv41.train import bench, bench_verify
+    from minidsv41.train.data import corpus
+
+    chosen = {"loads": tuple(requests)} if requests else {}
+    config = bench_verify.VerifyConfig(repeats=repeats, **chosen)
+    model = checkpoints.load(checkpoint or checkpoint_dir())
+    results = bench_verify.measure(model, torch.as_tensor(corpus().train.tokens).long(), config)
+    for line in bench_verify.lines(results):
+        typer.echo(line)
+    typer.echo(bench.write(bench.record("verify", config, results), into or records_dir()))
+
+
 @bench.command("lifecycle")
 def bench_lifecycle(
     prefix: Annotated[int, typer.Option(min=64, help="Tokens before a turn.")] = 10_000,
