@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -57,8 +57,7 @@ def other_side() -> AbstractContextManager[None]:
     return replaced(seam, "sinkhorn", make)
 
 
-@contextmanager
-def library_defaults() -> Iterator[None]:
+def library_defaults() -> AbstractContextManager[None]:
     """Ten rounds, and post between 0 and 1."""
 
     def make(coefficients: Callable) -> Callable:
@@ -68,8 +67,7 @@ def library_defaults() -> Iterator[None]:
 
         return halved
 
-    with replaced(seam, "coefficients", make):
-        yield
+    return replaced(seam, "coefficients", make)
 
 
 def norm_per_stream() -> AbstractContextManager[None]:
