@@ -68,13 +68,13 @@ def parts(found: Mapping[str, Mapping[str, int]]) -> Figure:
     return fig
 
 
-def seeds(measures: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
-    """A panel a measure, a line a variant: a dot for each seed, a bar for their mean."""
+def seeds(measures: Mapping[str, Mapping[str, Sequence[float]]], *, marked: int = 0) -> Figure:
+    """A panel a measure, a line a variant: a dot for each seed, a bar for their mean. The marked line is blue."""
     names = list(next(iter(measures.values())))
     fig, axes = figure(70 + 40 * len(names), columns=len(measures))
     for ax, (label, found) in zip(axes, measures.items(), strict=True):
         for line, name in enumerate(names):
-            colour = COLOURS["main" if line == 0 else "other"]
+            colour = COLOURS["main" if line == marked else "other"]
             ax.plot(found[name], [line] * len(found[name]), "o", color=colour, ms=7, alpha=0.6)
             ax.plot([mean(found[name])] * 2, [line - 0.25, line + 0.25], color=colour, lw=2.5)
         ax.set(ylim=(len(names) - 0.5, -0.5), xlabel=label)
