@@ -6,11 +6,20 @@ import json
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from minidsv41.config import ModelConfig
 from minidsv41.ledger.bytes import kv_bytes_per_token
 from minidsv41.serve.study import counting
-from minidsv41.train import bench, bench_decode, bench_lifecycle, bench_speculative, bench_train, bench_verify
+from minidsv41.train import (
+    bench,
+    bench_absorption,
+    bench_decode,
+    bench_lifecycle,
+    bench_speculative,
+    bench_train,
+    bench_verify,
+)
 from tests.babble import babble
 from tests.tiny import TINY, prompt, tiny
 
@@ -77,6 +86,17 @@ def test_the_price_of_a_draft_is_measured():
         assert row["verify"] == [load * (1 + n) * TINY.num_hidden_layers for n in range(block + 1)]
     assert found["busy"] >= 0
     assert sum("requests: draft" in line for line in bench_verify.lines(found)) == 2
+
+
+def test_absorption_is_measured():
+    c = bench_absorption.AbsorptionConfig(heads=2, prefix=600, queries=(1, 40, 130, 150), repeats=2)
+    with FlopCounterMode(display=False) as counter:
+        found = bench_absorption.measure(c, clock=counter.get_total_flops)  # one FLOP a second
+    for row in found["seconds"]:
+        assert (row["naive"], row["absorbed"]) == c.flops(row["queries"])
+    assert found["crossing"] == pytest.approx(139.0, abs=1)  # n (1 + n / 600) = 170.7
+    assert bench_absorption.crossing(found["seconds"][:2]) is None
+    assert sum("queries: naive" in line for line in bench_absorption.lines(found)) == 4
 
 
 def test_the_lifecycle_is_measured(monkeypatch):

@@ -99,6 +99,25 @@ def bench_verify(
     typer.echo(bench.write(bench.record("verify", config, results), into or records_dir()))
 
 
+@bench.command("absorption")
+def bench_absorption(
+    prefix: Annotated[int, typer.Option(min=1, help="Cached tokens.")] = 4096,
+    queries: Annotated[list[int] | None, typer.Option(min=1, help="New tokens; may repeat, ascending.")] = None,
+    repeats: Annotated[int, typer.Option(min=1)] = 7,
+    into: Annotated[Path | None, typer.Option(help="The folder of the record; data/records if not given.")] = None,
+) -> None:
+    """Time MLA with expanded rows and with absorbed matrices, by the number of new queries; on one thread."""
+    from minidsv41.paths import records_dir
+    from minidsv41.train import bench, bench_absorption
+
+    chosen = {"queries": tuple(queries)} if queries else {}
+    config = bench_absorption.AbsorptionConfig(prefix=prefix, repeats=repeats, **chosen)
+    results = bench_absorption.measure(config)
+    for line in bench_absorption.lines(results):
+        typer.echo(line)
+    typer.echo(bench.write(bench.record("absorption", config, results), into or records_dir()))
+
+
 @bench.command("lifecycle")
 def bench_lifecycle(
     prefix: Annotated[int, typer.Option(min=64, help="Tokens before a turn.")] = 10_000,

@@ -1,0 +1,89 @@
+"""MLA read naively and absorbed: seconds by the number of new queries behind a cached prefix."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+import psutil
+import torch
+
+from minidsv41.families import MLA
+from minidsv41.families.softmax import causal
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbsorptionConfig:
+    """V3's widths; fewer heads, since both forms cost in proportion to them. prefix: cached tokens."""
+
+    heads: int = 4
+    kv_lora: int = 512
+    nope: int = 128
+    rope: int = 64
+    v: int = 128
+    prefix: int = 4096
+    queries: tuple[int, ...] = (1, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384)
+    repeats: int = 7
+    seed: int = 0
+    threads: int = 1
+
+    def layer(self) -> MLA:
+        """Its projections from and to the hidden state are not timed, so they are small."""
+        widths = dict(kv_lora=self.kv_lora, nope=self.nope, rope=self.rope, v=self.v)
+        return MLA(hidden=8, heads=self.heads, q_lora=8, **widths)
+
+    def flops(self, queries: int) -> tuple[int, int]:
+        """Products of the two forms as the package computes them: pairs that causality hides are multiplied too."""
+        rows = self.prefix + queries
+        project = 2 * self.heads * self.kv_lora * (self.nope + self.v)  # one row expanded, or one query absorbed
+        naive = 2 * self.heads * (self.nope + self.rope + self.v)
+        absorbed = 2 * self.heads * (2 * self.kv_lora + self.rope)
+        return rows * (project + queries * naive), queries * (project + rows * absorbed)
+
+
+@torch.no_grad()
+def measure(c: AbsorptionConfig, *, clock: Callable[[], float] = time.process_time) -> dict[str, object]:
+    """Rows of queries, and seconds of each form to read the prefix and the new tokens; and where they cross.
+
+    Medians over rounds, each of which visits every cell once. The clock counts this process alone; `busy` is the
+    system's load over the cores.
+    """
+    torch.set_num_threads(c.threads)
+    generator, layer = torch.Generator().manual_seed(c.seed), c.layer()
+    latent = torch.randn(c.prefix + max(c.queries), c.kv_lora, generator=generator)
+    key = torch.randn(len(latent), c.rope, generator=generator)
+    q = torch.randn(max(c.queries), c.heads, c.nope + c.rope, generator=generator)
+
+    def seconds(form: Callable, n: int) -> float:
+        positions = torch.arange(c.prefix, c.prefix + n)
+        visible, rows = causal(positions, c.prefix + n), slice(c.prefix + n)
+        began = clock()
+        form(q[:n], latent[rows], key[rows], visible)
+        return clock() - began
+
+    forms = {"naive": layer.read_naive, "absorbed": layer.read_absorbed}
+    for form in forms.values():
+        seconds(form, c.queries[0])  # warm
+    rounds = [{(name, n): seconds(forms[name], n) for n in c.queries for name in forms} for _ in range(c.repeats)]
+    rows = [{"queries": n} | {name: median(found[name, n] for found in rounds) for name in forms} for n in c.queries]
+    return {"busy": round(psutil.getloadavg()[0] / psutil.cpu_count(), 1), "seconds": rows, "crossing": crossing(rows)}
+
+
+def crossing(rows: Sequence[dict[str, float]]) -> float | None:
+    """Queries from which the naive form is the quicker one, linear between rows; None if it never is."""
+    for a, b in pairwise(rows):
+        before, after = (row["naive"] - row["absorbed"] for row in (a, b))
+        if before > 0 >= after:
+            return a["queries"] + (b["queries"] - a["queries"]) * before / (before - after)
+    return None
+
+
+def lines(results: dict) -> Iterator[str]:
+    """The results of `measure`, to be read."""
+    for row in results["seconds"]:
+        both = "  ".join(f"{name} {1000 * row[name]:8.1f} ms" for name in ("naive", "absorbed"))
+        yield f"{row['queries']:4} queries: {both}"
+    yield f"crossing: {results['crossing']} queries"
