@@ -106,6 +106,22 @@ def parity(
 
 
 @app.command()
+def claims(
+    page: Annotated[Path | None, typer.Option(help="Write the table to this file, as Markdown.")] = None,
+) -> None:
+    """Check what two background articles say about the model. Exit status 1 if a verdict is not borne out."""
+    from rich.console import Console
+
+    from minidsv41.course.claims import page as pages
+
+    results = list(pages.checked())
+    if page:
+        page.write_text(pages.page(results), encoding="utf-8")
+    pages.show(results, Console() if Console().is_terminal else Console(width=160))
+    raise typer.Exit(not all(found is None or found.holds for _, found in results))
+
+
+@app.command()
 def tour(
     prompt: Annotated[str | None, typer.Option(help="Your own prompt instead of Hamlet's.")] = None,
     seed: Annotated[int, typer.Option(help="Of the continuation.")] = 0,
