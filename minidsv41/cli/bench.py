@@ -147,6 +147,29 @@ def bench_lifecycle(
     typer.echo(bench.write(bench.record("lifecycle", config, results), into or records_dir()))
 
 
+@bench.command("prefetch")
+def bench_prefetch(
+    tokens: Annotated[int, typer.Option(min=1, help="Of the prompt.")] = 1024,
+    repeats: Annotated[int, typer.Option(min=1)] = 7,
+    checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint folder (default: the shipped toy).")] = None,
+    into: Annotated[Path | None, typer.Option(help="The folder of the record; data/records if not given.")] = None,
+) -> None:
+    """Take in a prompt while Engram's rows come from a store that is made slow: how long does the network wait?"""
+    import torch
+
+    from minidsv41 import checkpoint as checkpoints
+    from minidsv41.paths import checkpoint_dir, records_dir
+    from minidsv41.train import bench, bench_prefetch
+    from minidsv41.train.data import corpus
+
+    config = bench_prefetch.PrefetchConfig(tokens=tokens, repeats=repeats)
+    model = checkpoints.load(checkpoint or checkpoint_dir())
+    results = bench_prefetch.measure(model, torch.as_tensor(corpus().train.tokens).long(), config)
+    for line in bench_prefetch.lines(results):
+        typer.echo(line)
+    typer.echo(bench.write(bench.record("prefetch", config, results), into or records_dir()))
+
+
 @bench.command("flips")
 def bench_flips(
     prompts: Annotated[int, typer.Option(min=1)] = 100,

@@ -72,9 +72,13 @@ class Engram(nn.Module):
                 offset += prime
         return torch.stack(out, 1)
 
+    def read(self, rows: Tensor) -> Tensor:
+        """rows [T, columns] -> [T, columns, dim]"""
+        return F.embedding(rows, self.embed.weight)
+
     def forward(self, X: Tensor, rows: Tensor, alive: Tensor, note) -> Tensor:
         """Streams X [T, n, C], table rows [T, columns], alive [T] -> X with the gated value added to each stream."""
-        e = F.embedding(rows, self.embed.weight).flatten(1)  # [T, columns * dim]
+        e = self.read(rows).flatten(1)  # [T, columns * dim]
         *k, v = self.wkv(e).unflatten(-1, (self.streams + 1, self.width)).to(wide(X.dtype)).unbind(1)  # [T, C] each
         k, h = torch.stack(k, 1), X.to(wide(X.dtype))  # [T, n, C]
         w = self.q_weight * self.k_weight

@@ -52,19 +52,20 @@ def orthogonal(x: Tensor) -> Tensor:
     return x
 
 
-def sinkhorn_balance(u: Tensor) -> Tensor:
+def sinkhorn_balance(u: Tensor, *, total: Callable[[Tensor], Tensor] = torch.clone) -> Tensor:
     """Balance `u` [rows, n]: normalise rows and columns in turn, rows last, so that each live row has norm 1.
 
     Rows with a norm of at most 1e-3 of the mean norm become zero. The matrix is read, never rewritten: each pass
-    only computes one vector of scales.
+    only computes one vector of scales. Where `u` holds some of the rows, `total` sums a vector over all holders.
     """
     norm = u.norm(dim=1)
-    row = inverse(norm) * (norm > SINKHORN_THRESHOLD * norm.mean())
+    whole, count = total(torch.stack([norm.sum(), norm.new_tensor(len(norm))]))
+    row = inverse(norm) * (norm > SINKHORN_THRESHOLD * whole / count)
     u = u * row[:, None]
     square = u.square()
     row = torch.ones_like(row)
     for _ in range(SINKHORN_STEPS // 2):
-        column = inverse((row.square() @ square).sqrt())
+        column = inverse(total(row.square() @ square).sqrt())
         row = inverse((square @ column.square()).sqrt())
     return u * row[:, None] * column
 
@@ -91,10 +92,18 @@ class Optimizer:
 
     `parameters`: (name, parameter) pairs; `balance` parameters are left out. `stacks` maps the end of a name to the
     number of matrices stacked in its rows: heads of a query projection, groups of an output projection. Each is
-    orthogonalised alone, as is each matrix of a parameter [E, out, in].
+    orthogonalised alone, as is each matrix of a parameter [E, out, in]. `total` sums a vector over the processes
+    among which the rows of Engram's tables are split.
     """
 
-    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], *, stacks: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        *,
+        stacks: Mapping[str, int],
+        total: Callable[[Tensor], Tensor] = torch.clone,
+    ) -> None:
+        self.total = total
         self.parameters = {name: p for name, p in parameters if rule(name) != "balance"}
         self.master = {name: p.detach().clone() for name, p in self.parameters.items()}
         self.kinds = {name: rule(name) for name in self.parameters}
@@ -127,8 +136,8 @@ class Optimizer:
         self.step_matrices(lr, gradients)
         for name, g in gradients.items():
             if self.kinds[name] in ("embedding", "table"):
-                update = sinkhorn_balance(self.nesterov(name, g, damping=MOMENTUM)) * math.sqrt(g.shape[1])
-                speed = TABLE_SPEED if self.kinds[name] == "table" else 1.0
+                speed, total = (TABLE_SPEED, self.total) if self.kinds[name] == "table" else (1.0, torch.clone)
+                update = sinkhorn_balance(self.nesterov(name, g, damping=MOMENTUM), total=total) * math.sqrt(g.shape[1])
                 self.master[name].sub_(update, alpha=lr * speed * UPDATE_RMS)
             elif self.kinds[name] != "matrix":
                 self.master[name].grad = g
