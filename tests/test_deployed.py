@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from rich.console import Console
 
 from minidsv41.ledger.deployed import MODELS, V4_ROW, model, qwen35, v4
 from minidsv41.ledger.models import V1_67B, V3_2, V4_FLASH
 from minidsv41.ledger.parts import Compressed, LatentRows
+from minidsv41.ledger.show import print_models
 
 K128, M1 = 131_072, 1_048_576
 PER_TOKEN = {
@@ -99,9 +101,9 @@ def test_other_layouts_move_the_numbers():
 
 
 def test_mqa_cannot_be_split_and_gqa_can():
-    assert model("DeepSeek-67B").parts[0].split == "by KV head: 8 ways, then copies"
+    assert model("DeepSeek-67B").parts[0].split == "by KV head, 8 ways"
     assert "not by head" in model("Kimi K2").parts[0].split
-    assert model("Kimi K3").parts[1].split == "by head: 96 ways"
+    assert model("Kimi K3").parts[1].split == "by head, 96 ways"
 
 
 def test_an_unknown_model_is_answered_with_the_known_ones():
@@ -115,3 +117,10 @@ def test_every_sum_can_be_opened():
             assert line.unit
             assert line.formula
             assert line.parts
+
+
+def test_the_table_names_every_model_and_what_is_assumed(capsys: pytest.CaptureFixture):
+    print_models(Console(width=200))
+    text = capsys.readouterr().out
+    assert all(m.name in text for m in MODELS)
+    assert "head_dim 128 of KDA assumed" in text

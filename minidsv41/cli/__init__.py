@@ -68,6 +68,7 @@ def ledger(
     preset: Annotated[str, typer.Option(help="toy, small, geometry or flash.")] = "flash",
     config: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="A config.json instead.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print values, units and formulas as JSON.")] = False,
+    models: Annotated[bool, typer.Option("--models", help="Instead, eleven deployed models side by side.")] = False,
 ) -> None:
     """Print a model's books: bytes, parameters, checkpoint, FLOPs and memory traffic; formulas from 110 columns on."""
     from json import dumps
@@ -76,8 +77,10 @@ def ledger(
 
     from minidsv41.config import ModelConfig
     from minidsv41.ledger.books import as_json
-    from minidsv41.ledger.show import print_books
+    from minidsv41.ledger.show import print_books, print_models
 
+    if models:
+        return print_models(Console() if Console().is_terminal else Console(width=200))
     c = ModelConfig.from_json(config) if config else ModelConfig.preset(preset)
     if json:
         typer.echo(dumps(as_json(c), indent=1))

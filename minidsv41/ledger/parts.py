@@ -16,7 +16,7 @@ from minidsv41.ledger.bytes import index_entry_bytes, kv_bytes_per_token, main_e
 from minidsv41.ledger.flops import cand_positions
 from minidsv41.ledger.line import Line, fields, least, lift
 
-NO_SPLIT = "not by head: every rank holds all of it, or ranks divide requests or tokens"
+NO_SPLIT = "not by head"  # every rank holds all of it, or ranks divide requests or tokens
 ANYWHERE = "at any token"
 
 
@@ -56,7 +56,7 @@ class HeadRows:
 
     @property
     def split(self) -> str:
-        return f"by KV head: {self.kv_heads} ways, then copies" if self.kv_heads > 1 else NO_SPLIT
+        return f"by KV head, {self.kv_heads} ways" if self.kv_heads > 1 else NO_SPLIT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ class Compressed:
 
     @property
     def prefix(self) -> str:
-        return f"at groups of {self.rate} tokens, with the open group's inputs in between"
+        return f"every {self.rate} tokens"
 
     @property
     def per_token(self) -> Line:
@@ -125,7 +125,7 @@ class Windows:
     row: int
 
     split = NO_SPLIT
-    prefix = "nowhere, unless the rows are kept or made again"
+    prefix = "with its windows kept or replayed"
     per_token = lift(0)
 
     @property
@@ -150,7 +150,7 @@ class DeltaState:
     bytes: int = 4
     taps: int = 3
 
-    prefix = "only where a copy of the state was saved"
+    prefix = "where a state was saved"
     per_token = lift(0)
 
     @property
@@ -169,7 +169,7 @@ class DeltaState:
 
     @property
     def split(self) -> str:
-        return f"by head: {self.heads} ways"
+        return f"by head, {self.heads} ways"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from minidsv41.config import ModelConfig
 from minidsv41.ledger.books import Book, books
+from minidsv41.ledger.deployed import MODELS
 from minidsv41.ledger.line import Line, plain
 
 SCALES = {
@@ -44,3 +45,30 @@ def print_books(c: ModelConfig, console: Console) -> None:
     """One table for each book of `c`; formulas where the console is wide enough."""
     for book in books(c):
         console.print(table(book, formulas=console.width >= FORMULAS_FROM))
+
+
+def print_models(console: Console, *, context: int = 131_072) -> None:
+    """The deployed models side by side: what a token leaves, what a request holds, what a step reads, what divides."""
+    out = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    titles = (
+        "model",
+        "layout",
+        "B/token",
+        "fixed MB",
+        f"held at {context:,}, MB",
+        "read a step, MB",
+        "bytes divide",
+        "a prefix ends",
+    )
+    for title in titles:
+        numeric = title.startswith(("B/", "fixed", "held", "read"))
+        out.add_column(title, justify="right" if numeric else "left", no_wrap=title == "model")
+    for m in MODELS:
+        megabytes = [float(line.value) / 1e6 for line in (m.per_request, m.held(context), m.reads(context))]
+        divide, end = (
+            "; ".join(dict.fromkeys(getattr(part, name) for part in m.parts)) for name in ("split", "prefix")
+        )
+        name = f"{m.name} ({', '.join(m.assumed)} assumed)" if m.assumed else m.name
+        cells = [f"{float(m.per_token.value):,.2f}".removesuffix(".00"), *(f"{x:,.1f}" for x in megabytes)]
+        out.add_row(name, m.layout, *cells, divide, end)
+    console.print(out)
