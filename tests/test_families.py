@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from minidsv41.config import RopeScaling
-from minidsv41.families import CSA, DSA, HCA, KDA, MLA, Family, GatedDeltaNet, GatedHeads, Heads, delta
+from minidsv41.families import CSA, DSA, HCA, KDA, MLA, Family, GatedDeltaNet, GatedHeads, Heads, Hybrid, delta
 from minidsv41.families.compressed import Compressed
 from tests.tiny import tiny
 
@@ -44,6 +44,11 @@ FAMILIES = {
     "CSA": lambda: CSA(**V4, rate=4, index_heads=4, index_dim=12, index_topk=5),
     "HCA": lambda: HCA(**V4, rate=16),
     "GDN": lambda: GatedDeltaNet(hidden=32, key_heads=2, heads=4, key_dim=8, value_dim=8),
+    "hybrid": lambda: Hybrid(
+        hidden=32,
+        heads=dict(heads=4, kv_heads=2, head_dim=8, rope=4),
+        delta=dict(key_heads=2, heads=4, key_dim=8, value_dim=8),
+    ),
     "KDA": lambda: KDA(hidden=32, heads=3, head_dim=8),
 }
 each_family = pytest.mark.parametrize("name", FAMILIES)
@@ -253,3 +258,15 @@ def test_hca_without_bias_and_query_norm_is_a_full_layer_of_v41(layer_id: int, m
     trace = model.trace(torch.randint(5, c.vocab_size, (37,), generator=torch.Generator().manual_seed(0)))
     x, out = (trace[f"L{layer_id}.attn.{name}"] for name in ("x", "out"))
     torch.testing.assert_close(in_pieces(layer, x, [1, 8, 9]), out, rtol=1e-10, atol=1e-10)
+
+
+def test_only_one_layer_in_four_of_the_hybrid_grows():
+    layer = filled(FAMILIES["hybrid"]())
+    held = []
+    for count in (10, 20):
+        state = layer.new()
+        layer(tokens(count), state)
+        held.append(state.nbytes())
+    (rows, fixed), (more, still) = held
+    assert more == 2 * rows == 20 * 2 * 2 * 8 * 8  # a key and a value, two heads of eight float64
+    assert fixed == still == 3 * (4 * 8 * 8 + 3 * 64) * 8  # matrices and three inputs of the convolution
