@@ -118,6 +118,23 @@ def bench_absorption(
     typer.echo(bench.write(bench.record("absorption", config, results), into or records_dir()))
 
 
+@bench.command("machine")
+def bench_machine(
+    rounds: Annotated[int, typer.Option(min=1, help="The best of them counts.")] = 15,
+    threads: Annotated[int, typer.Option(min=1)] = 2,
+    into: Annotated[Path | None, typer.Option(help="The folder of the record; data/records if not given.")] = None,
+) -> None:
+    """Measure what this machine reaches at best: bytes copied and float32 FLOP in a second."""
+    from minidsv41.paths import records_dir
+    from minidsv41.train import bench, bench_machine
+
+    config = bench_machine.MachineConfig(rounds=rounds, threads=threads)
+    results = bench_machine.measure(config)
+    for line in bench_machine.lines(results):
+        typer.echo(line)
+    typer.echo(bench.write(bench.record("machine", config, results), into or records_dir()))
+
+
 @bench.command("lifecycle")
 def bench_lifecycle(
     prefix: Annotated[int, typer.Option(min=64, help="Tokens before a turn.")] = 10_000,

@@ -14,7 +14,8 @@ GB, TB, TERA = 10**9, 10**12, 10**12
 class Machine:
     """One device. memory in bytes; bandwidth of that memory in B/s; flops: dense BF16 products, FLOP/s.
 
-    basis says where bandwidth and flops come from; a datasheet's are upper bounds.
+    basis says where bandwidth and flops come from; a datasheet's are upper bounds. fp8: whether FP8 products run at
+    twice the rate of BF16.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Machine:
     flops: int
     basis: Literal["datasheet", "measured"]
     source: str
+    fp8: bool = True
 
     @property
     def ridge(self) -> Line:
@@ -81,6 +83,7 @@ MACHINES = (
         basis="datasheet",
         source="no one model: 2 channels of 8 B at 5,600 MT/s (DDR5-5600); 8 cores at 4 GHz with 32 FP32 FLOP a cycle "
         "(two 256-bit FMA units, BF16 widened)",
+        fp8=False,
     ),
 )
 
@@ -91,3 +94,18 @@ def machine(name: str) -> Machine:
     if name not in found:
         raise KeyError(f"no machine {name!r}; there are {', '.join(found)}")
     return found[name]
+
+
+def recorded(found: dict) -> Machine:
+    """The machine of a record of `minidsv41 bench machine`: copying and float32 products, the best of its rounds."""
+    where, best = found["machine"], found["results"]
+    return Machine(
+        name="recorded",
+        memory=int(where["memory_gb"] * GB),
+        bandwidth=int(best["bytes_per_second"]),
+        flops=int(best["flops_per_second"]),
+        basis="measured",
+        source=f"{where['processor']}, {where['threads']} threads, torch {where['torch']}, {where['date']}: the best "
+        f"of {len(best['rounds']['flops_per_second'])} rounds, copies and float32 products",
+        fp8=False,
+    )
