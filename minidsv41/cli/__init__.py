@@ -11,6 +11,7 @@ import typer
 from minidsv41 import __version__
 from minidsv41.cli.bench import bench
 from minidsv41.cli.lesson import lesson
+from minidsv41.cli.plan import plan
 from minidsv41.cli.study import study
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app = typer.Typer(
 app.add_typer(bench, name="bench")
 app.add_typer(lesson, name="lesson")
 app.command()(study)
+app.command()(plan)
 
 
 def run() -> None:

@@ -28,6 +28,11 @@ def unit(line: Line) -> str:
     return line.unit
 
 
+def digits(value: float) -> str:
+    """Three decimals, and below 1 four digits."""
+    return f"{value:.4g}" if abs(value) < 1 else f"{round(value, 3):,.12g}"
+
+
 def table(book: Book, *, formulas: bool) -> Table:
     out = Table(title=book.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     out.add_column("quantity", no_wrap=True)
@@ -36,7 +41,7 @@ def table(book: Book, *, formulas: bool) -> Table:
     if formulas:
         out.add_column("formula", style="dim", ratio=1)
     for line in book.lines:
-        cells = [line.name, f"{round(plain(line.value), 3):,.12g}", unit(line)]
+        cells = [line.name, digits(plain(line.value)), unit(line)]
         out.add_row(*cells, *([line.formula] if formulas else []))
     return out
 
