@@ -97,15 +97,15 @@ ALL: Text = {
 }
 
 SHAPE_VERSUS: Text = {
-    "en": "your drafts gain {value} tokens a step, the package's {right} (be 2 % above)",
-    "zh": "你的草稿每步得到 {value} 个 token，代码库的是 {right}（请高出 2%）",
+    "en": "your drafts gain {value} tokens a step, the package's {right} (be 1 % above)",
+    "zh": "你的草稿每步得到 {value} 个 token，代码库的是 {right}（请高出 1%）",
 }
 SHAPE_WHY: Text = {
     "en": "Verification is honest for every draft, so its distribution is yours to choose. The toy was trained for "
-    "minutes: its correction points the right way and is too small. Three times as loud it helps more. With the "
+    "minutes: its correction points the right way and is too small. Two or three times as loud it helps more. With the "
     "release you would have to measure again.",
     "zh": "无论草稿是什么分布，验证都无损，所以草稿分布可以随意选择。toy 只训练了几分钟：修正的方向对，幅度太小，"
-    "放大三倍更有用。换成发布的模型要重新测量。",
+    "放大两三倍更有用。换成发布的模型要重新测量。",
 }
 SHAPE_HINTS: tuple[Text, ...] = (
     {"en": "Nothing that you do here can change the text. Try things.", "zh": "这里怎么做都不会改变输出文本，大胆试。"},

@@ -16,9 +16,9 @@ KEPT, REJECTED, RESIDUAL = "#BDBDBD", COLOURS["draft"], COLOURS["query"]
 
 def overlap(found: Overlap, words: Sequence[str], *, shown: int = 16) -> Figure:
     """Target and draft over the words that either finds likeliest, all others in the last bar; words [V]."""
-    fig, ax = figure(330)
+    fig, ax = figure(320)
     fig.set_layout_engine(None)  # a widget redraws this, and a fixed layout is quicker
-    fig.subplots_adjust(left=0.09, right=0.985, top=0.84, bottom=0.24)
+    fig.subplots_adjust(left=0.09, right=0.985, top=0.84, bottom=0.19)
     some = torch.maximum(found.target, found.draft).topk(shown).indices
     some = some[found.target[some].argsort(descending=True, stable=True)]
     parts = [torch.cat([part[some], (part.sum() - part[some].sum())[None]]) for part in (found.kept, found.rejected)]
@@ -27,8 +27,13 @@ def overlap(found: Overlap, words: Sequence[str], *, shown: int = 16) -> Figure:
     for part, colour in zip(parts, (KEPT, REJECTED, RESIDUAL), strict=True):
         ax.bar(at, part.tolist(), bottom=bottom, color=colour, width=0.8)
         bottom = bottom + np.array(part.tolist())
-    ax.set_xticks(at, [words[i] for i in some.tolist()] + ["all others"], rotation=45, ha="right", fontsize=9)
-    ax.tick_params(axis="x", length=0, pad=1)
+    ax.set_xticks(at, [words[i] for i in some.tolist()] + ["all others"])
+    for label in ax.get_xticklabels():
+        if len(label.get_text()) > 3:
+            label.set(rotation=45, ha="right", rotation_mode="anchor", fontsize=9.5)
+        else:
+            label.set(fontsize=10)
+    ax.tick_params(axis="x", length=0, pad=5)
     ax.set(ylabel="probability", xlim=(-0.6, shown + 0.6))
     said = ((0.09, "both: kept", "#777777"), (0.32, "draft only: rejected", REJECTED))
     for x, text, colour in (*said, (0.64, "target only: residual", RESIDUAL)):
