@@ -123,7 +123,7 @@ def test_a_small_funnel_by_hand():
     assert (f.missing(f.own).tolist(), f.missing(f.wanted).tolist(), f.best_is_lost) == ([4], [2], True)
     said = funnel.described(f, (4, 6), (0.5, 0.25))
     assert "7 entries in 4 blocks; the pool: 2 blocks, 3 entries" in said
-    assert "own 2: 1 outside" in said and "1 outside, its best one among them" in said and "kept 25%" in said
+    assert "own 2: 1 outside" in said and "1 outside, the best among them" in said and "kept 25%" in said
 
 
 def test_a_stable_choice_does_not_depend_on_what_lies_beyond():

@@ -98,12 +98,12 @@ def described(f: Funnel, names: tuple[int, int], kept: tuple[float, float]) -> s
     """HTML. kept: shares of the later layer's attention mass on entries, free and from the pool."""
     n, (source, later) = len(f.source), names
     lost = len(f.missing(f.wanted))
-    best = ", its best one among them" if f.best_is_lost else ""
+    best = ", the best among them" if f.best_is_lost else ""
     return (
         f"{n} entries in {-(-n // f.size)} blocks; the pool: {min(f.blocks, -(-n // f.size))} blocks, "
         f"{int(f.pool.sum())} entries<br>"
         f"layer {source}'s own {len(f.own)}: {len(f.missing(f.own))} outside the pool · "
-        f"layer {later}'s {len(f.wanted)}: {lost} outside{best if lost else ''} · "
+        f"layer {later}'s {len(f.wanted)}: {lost} outside{best if lost else ''}<br>"
         f"attention mass kept {kept[1]:.0%}, without a pool {kept[0]:.0%}"
     )
 

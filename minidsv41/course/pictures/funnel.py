@@ -32,7 +32,7 @@ def strip(f: Funnel, names: tuple[int, int]) -> Figure:
         at = int(f.later.argmax())
         side = "left" if at < 0.1 * len(f.later) else "right" if at > 0.9 * len(f.later) else "center"
         place = dict(textcoords="offset points", ha=side, va="bottom", color=LOST, fontweight="bold")
-        axes[1].annotate("the best is lost", (at, float(f.later[at])), (0, 4), **place)
+        axes[1].annotate("the best is lost", (at, float(f.later[at])), (0, 3), **place)
     axes[1].set_xlabel(f"entry (blocks of {f.size}; blue: blocks in the pool, the newest is always in)")
     return fig
 
@@ -49,12 +49,12 @@ def blocks(ax: Axes, f: Funnel) -> None:
 def scored(ax: Axes, scores: Tensor, chosen: Tensor, lost: Tensor) -> None:
     """Every score as a grey line from the lowest up; chosen ones end in a blue dot, lost ones are red."""
     low, high = float(scores.min()), float(scores.max())
-    room = 0.2 * (high - low) or 1.0
-    ax.vlines(range(len(scores)), low - room / 4, scores, color="#A8A8A8", lw=0.8, zorder=1)
+    room = 0.28 * (high - low) or 1.0
+    ax.vlines(range(len(scores)), low - room / 6, scores, color="#A8A8A8", lw=0.8, zorder=1)
     for at, colour, mark in ((chosen, COLOURS["main"], 4.5), (lost, LOST, 5.5)):
-        ax.vlines(at, low - room / 4, scores[at], color=colour, lw=1, zorder=2)
+        ax.vlines(at, low - room / 6, scores[at], color=colour, lw=1, zorder=2)
         ax.plot(at, scores[at], "o", color=colour, ms=mark, zorder=3)
-    ax.set_ylim(low - room / 4, high + room)
+    ax.set_ylim(low - room / 6, high + room)
 
 
 def title(ax: Axes, text: str, lost: int) -> None:
