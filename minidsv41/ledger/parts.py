@@ -8,6 +8,7 @@ Rows are given in bytes, so that the layout is always a choice that is written d
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -201,7 +202,11 @@ class SharedEntries:
             entries = context // Line("ratio", c.ratio(owner), "tokens")
             scanned = scanned + (entries if owner == layer else least(entries, cand_positions(c)))
         (topk,) = fields(c, "index_topk")
-        gathered = Line("reading_layers", self.layers, "layers") * least(context, topk)
+        gathered = lift(0)
+        for ratio, layers in sorted(Counter(map(c.ratio, range(c.num_hidden_layers))).items()):
+            if ratio:
+                entries = context // Line("ratio", ratio, "tokens")
+                gathered = gathered + Line("reading_layers", layers, "layers") * least(entries, topk)
         return scanned * key + gathered * row
 
 
