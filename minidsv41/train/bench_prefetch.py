@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import attrgetter
 from statistics import median
 
 import torch
@@ -27,7 +26,7 @@ class PrefetchConfig:
 
 
 def measure(model: Model, tokens: Tensor, c: PrefetchConfig) -> dict:
-    """Medians over `repeats` rounds, each with every latency once; spans are those of the run with the median stall.
+    """Medians over `repeats` rounds, each with every latency once; spans are those of the run with the median block 0.
 
     All times are in milliseconds, spans from the start of block 0. Of each run: the first table's fetch, block 0, and
     what the network then still waited for that table.
@@ -63,13 +62,13 @@ def length(run: Prefetcher, what: str) -> float:
 
 def row(latency: float, runs: list[Prefetcher]) -> dict:
     """What is recorded of one latency. A store's first request is for the first layer that has a table."""
-    typical = sorted(runs, key=attrgetter("stall"))[len(runs) // 2]
+    typical = sorted(runs, key=lambda run: length(run, "layer 0"))[len(runs) // 2]
     zero = next(s.begin for s in typical.spans if s.what == "layer 0")
     spans = [Span(s.lane, s.what, ms(s.begin - zero), ms(s.end - zero)) for s in typical.spans]
     first = next(s.what for s in typical.spans if s.lane == "store")
     names = first, "layer 0", first.replace("rows", "wait")
     each = [dict(zip(("fetch", "block", "wait"), (ms(length(r, n)) for n in names), strict=True)) for r in runs]
-    return {"latency": ms(latency), "stall": ms(typical.stall), "spans": spans, "runs": each}
+    return {"latency": ms(latency), "stall": ms(median(run.stall for run in runs)), "spans": spans, "runs": each}
 
 
 def ms(seconds: float) -> float:
