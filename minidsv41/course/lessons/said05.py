@@ -108,8 +108,9 @@ MAXIMUM: Text = {
     "zh": "这就是发布的规则。要超过它 5 %。",
 }
 MINIMUM: Text = {
-    "en": "The minimum lets the worst entry of a block speak for all of it.",
-    "zh": "最小值让块中最差的条目代表整个块。",
+    "en": "The minimum hears one entry of a block too, only another one. It does better than the maximum here, but not "
+    "by 5 %.",
+    "zh": "最小值也只听块中的一个条目，只是换了一个。在这里它比最大值好，但没有好出 5 %。",
 }
 RECENT: Text = {
     "en": "You keep the newest blocks and ask no scores. That is about as good as the maximum here, but not better "
