@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from minidsv41.course import intensity, panels
-from minidsv41.course.intensity import ARTICLE, DTYPES, FLASHMLA, SHAPES, amount, attainable, described, layer_of, shape
+from minidsv41.course.intensity import DTYPES, SHAPES, amount, attainable, described, layer_of, shape
 from minidsv41.course.kinship import as_hca
 from minidsv41.course.lessons import l01
 from minidsv41.course.pictures import intensity as pictures
+from minidsv41.course.published import ARTICLE, FLASHMLA, Published
 from minidsv41.course.records import record
 from minidsv41.course.sabotage import sabotage
 from minidsv41.families import MLA, State
@@ -81,7 +82,7 @@ def test_the_article_s_figures_agree_with_each_other():
 
 
 @pytest.mark.parametrize(("run", "tflops"), list(zip(FLASHMLA, (129, 130, 85, 328), strict=True)))
-def test_published_times_give_the_rates_published_beside_them(run: intensity.Published, tflops: float):
+def test_published_times_give_the_rates_published_beside_them(run: Published, tflops: float):
     assert run.tflops == pytest.approx(tflops, rel=0.005)
     on = machine(run.card)
     assert on.seconds(run.work.flops, run.work.read) < run.milliseconds / 1e3  # nobody beats the roof

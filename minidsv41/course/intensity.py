@@ -158,57 +158,14 @@ def layer_of(heads: int) -> Shape:
     return latent(f"MLA, {heads} heads", layers=1, heads=heads)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Published:
-    """Somebody's time of one layer of absorbed MLA decode in BF16; not measured again here."""
-
-    card: str
-    source: str
-    batch: int
-    context: int
-    heads: int
-    queries: int
-    milliseconds: float
-
-    @property
-    def work(self) -> Work:
-        """Of the whole batch."""
-        one = layer_of(self.heads).work(self.context, queries=self.queries)
-        return Work(held=self.batch * one.held, read=self.batch * one.read, flops=self.batch * one.flops)
-
-    @property
-    def tflops(self) -> float:
-        return self.work.flops / self.milliseconds / 1e9
-
-    @property
-    def terabytes(self) -> float:
-        """TB/s of cache rows; queries and outputs come on top."""
-        return self.work.read / self.milliseconds / 1e9
-
-
-ARTICLE = Published(card="H20", source="the article", batch=32, context=32_768, heads=128, queries=1, milliseconds=3.2)
-FLASHMLA = tuple(
-    Published(
-        card=card, source=source, batch=128, context=context, heads=heads, queries=queries, milliseconds=milliseconds
-    )
-    for card, source, context, heads, queries, milliseconds in (
-        ("H20", "FlashMLA issue 30", 8_192, 64, 3, 3.407),
-        ("H20", "FlashMLA issue 30", 8_192, 64, 6, 6.748),
-        ("H100", "achatbot PR 123", 4_096, 16, 1, 0.215),
-        ("H100", "achatbot PR 123", 4_096, 64, 1, 0.223),
-    )
-)
-
-
 def described(*, model: str, context: int, queries: int, dtype: str, card: str) -> str:
     """HTML for the widget. context: a power of two."""
     on, tokens = machine(card), 2**context
     work = shape(model).work(tokens, queries=queries, dtype=dtype)
     seconds, binds = on.seconds(work.flops, work.read), on.binds(work.flops, work.read)
-    name = f"{dtype} rows" if dtype != "as deployed" else "rows as deployed"
     lines = [
-        f"{model}, {tokens:,} tokens, {name}: keeps {amount(work.held)}; a step of {queries} reads "
-        f"{amount(work.read)} and computes {work.flops / 1e9:,.1f} GFLOP",
+        f"{tokens:,} tokens keep {amount(work.held)}; a step reads {amount(work.read)} "
+        f"and computes {work.flops / 1e9:,.1f} GFLOP",
         f"{work.intensity:,.1f} FLOP a byte; ridge of {card}: {float(on.ridge.value):,.1f}; bound by {binds}, "
         f"{1e3 * seconds:,.3f} ms at least",
     ]

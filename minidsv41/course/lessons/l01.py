@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from minidsv41.course.exercise import Exercise, Mistake
-from minidsv41.course.intensity import Published
 from minidsv41.course.lessons import said01 as said
+from minidsv41.course.published import Published
 from minidsv41.families import MLA
 from minidsv41.ledger.parts import HeadRows
 
