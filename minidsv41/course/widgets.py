@@ -65,3 +65,8 @@ def tick(name: str, *, start: bool = False) -> ipywidgets.Checkbox:
 def written(name: str, *, start: str) -> ipywidgets.Text:
     """A line of text that counts when it is finished, with the return key or by leaving it."""
     return ipywidgets.Text(start, description=name, continuous_update=False, layout={"width": "330px"})
+
+
+def steps(name: str, options: Sequence[Any] | Sequence[tuple[str, Any]], *, start: Any) -> ipywidgets.SelectionSlider:
+    """A slider over values that are given one by one, such as 1, 2, 4, all."""
+    return ipywidgets.SelectionSlider(options=options, value=start, description=name, layout={"width": "420px"})
