@@ -54,11 +54,15 @@ tour: $(READY) ## The course's main job without a browser, in about 30 seconds
 notebooks: $(READY) ## Run every lesson again and save its normalised outputs
 	PYTHONPATH=$(CURDIR)/tests/blocked MINIDSV41_WITHOUT=triton $(BIN)/python scripts/notebooks.py
 
-bench: $(READY) ## Measure training, decoding, drafts, a cache's life and float32 flips on a quiet machine; writes data/records/
+bench: $(READY) ## Measure what the records of this machine hold, on a quiet machine; writes data/records/
 	$(BIN)/minidsv41 bench train
 	$(BIN)/minidsv41 bench decode
 	$(BIN)/minidsv41 bench speculative
+	$(BIN)/minidsv41 bench verify
 	$(BIN)/minidsv41 bench lifecycle
+	$(BIN)/minidsv41 bench absorption
+	$(BIN)/minidsv41 bench prefetch
+	$(BIN)/minidsv41 bench machine
 	$(BIN)/minidsv41 bench flips
 
 soak: $(READY) ## Half an hour of fault campaigns: store, hand-over, engine, replay; writes data/records/
