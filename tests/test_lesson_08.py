@@ -20,6 +20,7 @@ from minidsv41.course.lookup import Library, described, label
 from minidsv41.course.phrases import Phrases, distinct, forgotten, hashing, read, rows_of, shared
 from minidsv41.course.pictures import engram as pictures
 from minidsv41.course.twins import differences, joined, twins
+from minidsv41.ledger import params
 from minidsv41.model import Model
 from minidsv41.model.engram import Engram, multipliers
 from minidsv41.replaced import replaced
@@ -47,6 +48,13 @@ def test_rows_of_the_released_hash_to_the_last_digit(layer: int):
     gram = torch.tensor([[3, 1, 2, 99_091]])
     found = torch.cat([rows_of(hashing(FLASH, layer), gram[:, :n]) for n in (2, 3, 4)], 1)
     assert found[0].tolist() == GOLDEN["single"]["rows"][str(layer)]
+
+
+def test_tables_are_more_than_a_quarter_of_the_parameters():
+    tables, rest = int(params.engram_table_params(FLASH)), int(params.backbone_params(FLASH))
+    assert round(tables / 1e9, 1) == 196.6
+    assert round((tables + rest) / 1e9) == 748
+    assert tables > (tables + rest) / 4
 
 
 @each_layer
