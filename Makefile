@@ -46,7 +46,7 @@ check: $(READY) ## The quick tests only
 	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "not slow"
 
 browser: $(READY) ## Drive a real JupyterLab in chromium (skips loudly without it)
-	$(BIN)/pytest tests/browser
+	$(BIN)/pytest -n $(JOBS) --dist worksteal tests/browser
 
 tour: $(READY) ## The course's main job without a browser, in about 30 seconds
 	$(BIN)/minidsv41 tour
