@@ -155,7 +155,7 @@ def test_a_short_turn_is_bound_by_reading_weights_so_that_replay_is_cheaper_than
     ("wishes", "why"),
     [
         (dict(gpus=1), r"take 306.6 GB and 1 H200 leave 126.9 GB; from 3 on they fit"),
-        (dict(context=2_000_000), r"context = 2,000,000: DeepSeek-V4.1, flash reads 1 to 1,048,576 tokens"),
+        (dict(context=2_000_000), r"context = 2,000,000: DeepSeek-V4.1-Flash reads 1 to 1,048,576 tokens"),
         (dict(name="67b", context=8192), r"DeepSeek-67B reads 1 to 4,096 tokens"),
         (dict(gpus=0), "gpus = 0: 1 or more"),
         (dict(sessions=0), "sessions = 0: 1 or more"),

@@ -34,6 +34,10 @@ def time(line: Line) -> str:
     return f"{seconds:,.3g} s" if seconds >= 1 else f"{1000 * seconds:,.3g} ms"
 
 
+def rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def fits(p: Plan) -> list[str]:
     o = p.order
     said = [f"{p.fit:,} sessions of {o.context:,} tokens fit on {o.gpus} {o.machine.name}."]
@@ -57,13 +61,14 @@ def findings(p: Plan) -> list[str]:
     o, step = p.order, p.step
     speed, whole = (float(step[n].value) for n in ("tokens_per_second", "tokens_per_second_of_all"))
     ways = ", ".join(f"{time(line)} ({name.replace('_', ' ')})" for name, line in p.prefill.items())
+    found = f", {o.hit:,} of them found," if o.hit else ""
     disk, month = (float(p.retention[n].value) for n in ("disk_bytes", "price_of_a_month"))
     price = f"{month:,.4g} a month at {float(o.price):g} a TB, assumed"
     return [
         *fits(p),
         f"A step of {p.running:,} takes {time(step['step_s'])} at least, bound by {binds(p)}.",
-        f"That is at most {speed:,.3g} tokens/s for each and {whole:,.4g} for all.",
-        f"A prompt of {o.context:,} tokens, {o.hit:,} of them found, takes at least {ways}.",
+        f"That is at most {rate(speed)} tokens/s for each and {rate(whole)} for all.",
+        f"A prompt of {o.context:,} tokens{found} takes at least {ways}.",
         f"On disk {o.sessions:,} sessions leave {amount(disk)}: {price}.",
         *(f"Not from a source: {text}." for text in o.model.assumed),
     ]

@@ -29,7 +29,7 @@ class PlanError(ValueError):
 def planned(name: str) -> Planned:
     """A preset, or an ancestor. Raises PlanError with the names."""
     if name in PRESETS:
-        return V41(f"DeepSeek-V4.1, {name}", ModelConfig.preset(name))
+        return V41("DeepSeek-V4.1-Flash" if name == "flash" else f"preset {name}", ModelConfig.preset(name))
     if name not in BEFORE:
         raise PlanError(f"model = {name!r}: there are {', '.join([*PRESETS, *BEFORE])}")
     return BEFORE[name]

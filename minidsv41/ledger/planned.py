@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 from minidsv41.config import ModelConfig
@@ -13,7 +14,7 @@ from minidsv41.ledger.bytes import index_entry_bytes, main_entry_bytes, state_by
 from minidsv41.ledger.line import Line, fields, least, lift, total
 from minidsv41.ledger.reading import Way, ways
 from minidsv41.ledger.scratch import scratch_bytes
-from minidsv41.ledger.storage import FP4
+from minidsv41.ledger.storage import FP4, ROWS
 
 PER_LAYER = ("flop_attn_linears", "flop_wo_a", "flop_experts", "flop_router", "flop_mhc")
 
@@ -82,7 +83,7 @@ class V41:
         return stored(self.config, "weight_bytes", without=tables, says="all tensors but Engram's tables, as stored")
 
     def tables(self) -> Line:
-        return checkpoint.checkpoint_lines(self.config)[2].named("table_bytes", "B, Engram rows in FP8")
+        return tables(self.config)
 
     def dense_read(self) -> Line:
         """Tables and the embedding are read by row, drafts are left out, routed experts come apart."""
@@ -192,6 +193,13 @@ def by_ratio(c: ModelConfig, layers: Iterable[int], of) -> Line:
     return sum((n * of(ratio) for ratio, n in sorted(count.items())), start=lift(0))
 
 
+@cache
+def tables(c: ModelConfig) -> Line:
+    rows = [t for layer in c.engram_layer_ids for t in tensors.engram(c, layer) if t.storage is ROWS]
+    return checkpoint.stored("table_bytes", rows, checkpoint.as_stored(ROWS))
+
+
+@cache
 def stored(c: ModelConfig, name: str, *, without: tuple[str, ...], says: str) -> Line:
     """Bytes of the checkpoint's tensors but those whose name has one of `without` (or starts with "embed")."""
     kept = [t for t in tensors.tensors(c) if not any(skips(t.name, part) for part in without)]

@@ -108,7 +108,7 @@ class Ancestor:
 
 
 ONE, TWO = Line("fp8_byte", 1, "B/parameter"), Line("bf16_bytes", 2, "B/parameter")
-V4_ASSUMED = ("matrices beside the experts in FP8, embedding and head too", "no draft module")
+V4_ASSUMED = ("routed experts in FP4, other matrices in FP8, embedding and head too", "no draft module")
 BEFORE = {
     "v4-flash": Ancestor(
         "DeepSeek-V4-Flash",
