@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -14,6 +15,12 @@ from minidsv41.course.tasks import QUESTION, TOLD, page
 from minidsv41.model import Model
 from minidsv41.tokens import load_tokenizer
 from minidsv41.train.recall import pieces
+
+tokenizer = cache(load_tokenizer)
+
+
+def word(token: int) -> str:
+    return tokenizer().decode([token])
 
 
 def often(times: int, between: int = 60) -> Tensor:
@@ -35,8 +42,7 @@ class Answer:
     def top(self, count: int) -> list[tuple[str, float]]:
         """The likeliest next tokens."""
         found = self.next.topk(count)
-        decode = load_tokenizer().decode
-        return [(decode([i]).strip() or "↵", p) for p, i in zip(*(t.tolist() for t in found), strict=True)]
+        return [(word(i).strip() or "↵", p) for p, i in zip(*(t.tolist() for t in found), strict=True)]
 
     @property
     def said(self) -> str:
@@ -62,7 +68,7 @@ def asked(model: Model, ids: Tensor, k: int) -> Answer:
     for reading in found:
         if reading.chooser == reading.layer:
             read[reading.tokens()] += 1
-    words = tuple(load_tokenizer().decode([i]).replace("\n", "↵") for i in ids.tolist())
+    words = tuple(word(i).replace("\n", "↵") for i in ids.tolist())
     return Answer(k, trace["logits"][-1].softmax(-1), read, found[0].window[0], words)
 
 
@@ -80,9 +86,9 @@ def enough(answers: Mapping[int, Answer]) -> int:
 def told(answers: Mapping[int, Answer], k: int) -> str:
     """Two lines of HTML: what is said with k entries and with all, and what was forgotten."""
     now, dense = answers[k], answers[max(answers)]
-    (word, p), (every, q) = now.top(1)[0], dense.top(1)[0]
+    (said, p), (every, q) = now.top(1)[0], dense.top(1)[0]
     return (
-        f"k = {min(k, len(now.words))}: {word!r} {p:.2f}; with every entry {every!r} {q:.2f}; "
+        f"k = {min(k, len(now.words))}: {said!r} {p:.2f}; with every entry {every!r} {q:.2f}; "
         f"from k = {enough(answers)} on they agree<br>"
         f"{now.forgotten} of the {now.first} tokens before the window are read by no layer"
     )

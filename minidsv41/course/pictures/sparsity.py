@@ -175,7 +175,7 @@ def against_bytes(curves: Mapping[str, Sequence[Point]], ks: Sequence[int], k: i
         else:
             ax.plot(x, y, "*", color=COLOURS[kind], ms=15, zorder=6)
         label(ax, name, x, y, COLOURS[kind])
-    ax.set(xscale="log", ylim=(-3, 104), xlabel="bytes read by one query, all layers of the group")
+    ax.set(xscale="log", ylim=(-4, 110), xlabel="bytes read by one query, all layers of the group")
     ax.set_ylabel("attention mass kept, %")
     ticks = [100, 200, 500, 1000, 2000, 5000, 10000]
     ax.set_xticks(ticks, [f"{t:,}" for t in ticks])
@@ -187,9 +187,9 @@ def label(ax, name: str, x: Sequence[float], y: Sequence[float], colour: str) ->
     """A selector's name beside its line."""
     i, shift, side = {
         "oracle": (2, (-8, 8), "right"),
-        "indexer": (2, (12, -4), "left"),
+        "indexer": (2, (12, -14), "left"),
         "recency + sink": (3, (-8, 8), "right"),
-        "random": (4, (8, -12), "left"),
+        "random": (4, (2, 6), "right"),
         "yours": (0, (-10, 6), "right"),
     }[name]
     ax.annotate(name, (x[i], y[i]), shift, textcoords="offset points", color=colour, fontweight="bold", ha=side)
