@@ -131,7 +131,7 @@ def drowned(d: Drowned) -> Figure:
     colours = [COLOURS["draft"] if b == d.block else COLOURS["index" if b in d.pool else "other"] for b in order]
     ax.bar(np.arange(1, len(order) + 1), d.maxima[order], 0.8, color=colours)
     ax.vlines(POOL.blocks - 0.5, 0, 4.4, color=COLOURS["query"], lw=1.5, ls="--")
-    ax.text(POOL.blocks - 0.2, 4.2, "edge of the pool")
+    ax.text(POOL.blocks - 0.8, 4.2, "pool's edge", ha="right")
     newest = order.index(len(order) - 1)
     if newest >= POOL.blocks:
         ax.annotate(
@@ -152,7 +152,7 @@ def drowned(d: Drowned) -> Figure:
         color=COLOURS["draft"],
         fontweight="bold",
         ha="left" if place < 45 else "right",
-        arrowprops=dict(arrowstyle="-", color=COLOURS["draft"]),
+        arrowprops=dict(arrowstyle="-", color=COLOURS["draft"], relpos=(0 if place < 45 else 1, 0)),
     )
     ax.set(
         xlabel="blocks of 8 entries, best first", ylabel="block maximum", xlim=(0.3, len(order) + 0.7), ylim=(0, 5.7)
