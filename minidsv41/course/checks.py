@@ -87,7 +87,9 @@ def run(use: Callable[..., Any], answer: Any, inputs: dict[str, Any]) -> Any:
     except Untouched:
         return TODO
     except Exception as error:
-        return Failure(type(error).__name__, (str(error).splitlines() or [""])[0], line_of(answer, error))
+        said = (str(error).splitlines() or [""])[0]
+        said = said if len(said) <= 300 else f"{said[:300]} …"
+        return Failure(type(error).__name__, said, line_of(answer, error))
 
 
 def line_of(answer: Any, error: Exception) -> str:
