@@ -75,6 +75,14 @@ HIT = Exercise(
             },
         ),
         Mistake(
+            name="pages",
+            answer=lambda stored, shared: min(stored, shared) // 64,
+            thought={
+                "en": "You count pages. Asked are the tokens in them.",
+                "zh": "你数的是页。问的是这些页里的 token 数。",
+            },
+        ),
+        Mistake(
             name="the page begun",
             answer=lambda stored, shared: -(-min(stored, shared) // 64) * 64,
             thought={
@@ -126,7 +134,7 @@ def outcome(answer: Callable[..., Any], *, hit: int, length: int) -> tuple[int, 
         return entries
     if entries.shape != truth.shape:
         raise ValueError(f"{len(entries)} entries for {length} tokens: due are {len(truth)}")
-    wrong = (entries - truth).abs().amax(-1) > 1e-9
+    wrong = ~((entries - truth).abs().amax(-1) <= 1e-9)  # a NaN is wrong too
     return sum(ran), tuple(wrong.nonzero().flatten().tolist())
 
 
