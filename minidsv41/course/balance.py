@@ -45,6 +45,8 @@ class Router:
             bias = torch.as_tensor(update(bias.clone(), load.clone()), dtype=torch.float64)
             if bias.shape != load.shape:
                 raise ValueError(f"update returns shape {tuple(bias.shape)}: one bias for each of {self.experts}")
+            if not bias.isfinite().all():
+                raise ValueError(f"update returns {bias.tolist()}: a bias is a finite number")
         last = found[-(self.steps // 4) :]
         return sum(last) / len(last)
 
