@@ -65,6 +65,8 @@ def asked(keys: Keys, **question: Any) -> Outcome | Todo:
     made, shape = keys(**question), (question["entries"], len(question["own"]))
     if isinstance(made, Todo):
         return made
+    if not isinstance(made, Tensor):
+        raise TypeError(f"keys are a {type(made).__name__}: must be a tensor {list(shape)}")
     if tuple(made.shape) != shape:
         raise ValueError(f"keys of shape {list(made.shape)}: must be {list(shape)}, a key an entry")
     return tried(made.double(), question["own"], question["later"], blocks=question["blocks"], size=question["size"])
@@ -141,7 +143,10 @@ def kept(rule: Rule) -> Any:
         return first
     shares = []
     for source, later, mass in sequences():
-        ranks = rule(source.unflatten(-1, (-1, SIZE)))
+        ranks = rule(blocks := source.unflatten(-1, (-1, SIZE)))
+        if not isinstance(ranks, Tensor) or ranks.shape != blocks.shape[:2]:
+            found = list(ranks.shape) if isinstance(ranks, Tensor) else type(ranks).__name__
+            raise ValueError(f"ranks are {found}: must be a tensor {list(blocks.shape[:2])}, a number a block")
         visible = (source > -torch.inf).sum(-1)
         newest = ((visible - 1) // SIZE)[:, None] == torch.arange(ranks.shape[-1])
         hidden = torch.arange(ranks.shape[-1]) * SIZE >= visible[:, None]

@@ -53,9 +53,9 @@ SCHEDULE_HINTS: tuple[Text, ...] = (
     },
 )
 REFUSED: Text = {
-    "en": "The config refused it before anything was scored; the line above names field, value and rule. A ratio may "
-    "change only where a new owner stands.",
-    "zh": "配置在评分之前就拒绝了它；上一行写明字段、值和规则。压缩比只能在新的源层处改变。",
+    "en": "The config refused it before anything was scored; the line above names field, value and rule. A frequent "
+    "one: a ratio may change only where a new owner stands.",
+    "zh": "配置在评分之前就拒绝了它；上一行写明字段、值和规则。常见的一条：压缩比只能在新的源层处改变。",
 }
 OVER: Text = {
     "en": "It costs more than 600 B a token. Take an owner away, or give one ratio 2.",
@@ -106,8 +106,9 @@ CHOOSERS_HINTS: tuple[Text, ...] = (
     {"en": "owners stay; then every layer that costs 1.1 MB", "zh": "源层保留；再加上所有只花 1.1 MB 的层"},
 )
 OWNERS_CHOOSE: Text = {
-    "en": "An owner must also choose: the layers behind it need a choice among its entries, and the config insists.",
-    "zh": "源层也必须选择：后面的层需要对它的条目作出选择，配置也如此要求。",
+    "en": "The config refused it; the line above names field, value and rule. A frequent one: an owner must also "
+    "choose, because the layers behind it need a choice among its entries.",
+    "zh": "配置拒绝了它；上一行写明字段、值和规则。常见的一条：源层也必须选择，因为后面的层需要对它的条目作出选择。",
 }
 ENCODER_CHOOSER: Text = {
     "en": "You added choosers in the encoder. Before layer 20 there is no pool: each of them scores the whole context.",
