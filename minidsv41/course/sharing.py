@@ -41,7 +41,10 @@ def layers_of(text: str) -> tuple[int, ...]:
         found = re.fullmatch(r"(\d+)(?:[-–](\d+))?", part)
         if not found:
             raise ConfigError(f"layers: {part!r} is no layer; write numbers or ranges, as in 2 8 14-16")
-        out += range(int(found[1]), int(found[2] or found[1]) + 1)
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last < first:
+            raise ConfigError(f"layers: {part!r} runs backwards; write ranges upwards, as in 14-16")
+        out += range(first, last + 1)
     return tuple(out)
 
 
@@ -59,6 +62,8 @@ def scheduled(
     ratios = ratios_of(ratios) if isinstance(ratios, str) else tuple(ratios)
     owners = layers_of(owners) if isinstance(owners, str) else tuple(owners)
     choosers = layers_of(choosers) if isinstance(choosers, str) else choosers
+    if len(ratios) != base.num_hidden_layers:
+        raise ConfigError(f"compress_ratios: {len(ratios):,} layers; one for each of {base.num_hidden_layers} is due")
     return replace(
         base,
         compress_ratios=ratios + (0,) * base.num_nextn_predict_layers,
