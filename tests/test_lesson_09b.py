@@ -42,7 +42,7 @@ def test_early_stop_is_not_lossless_with_a_confidence_that_has_seen_the_token():
 def test_the_curve_is_expected_tokens_times_steps_a_second_and_both_searches_end_on_it():
     confidence = torch.rand(4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     choice = Choice.of(confidence, CORE)
-    assert choice.rates == curve(confidence, CORE)
+    assert choice.rates == curve(confidence, rate(CORE, len(confidence)))
     for lengths in (choice.early, choice.best, [0] * 4, [5] * 4):
         found = expected_tokens(confidence, lengths) * rate(CORE, 4)(4 + sum(lengths))
         assert choice.rates[sum(lengths)] == pytest.approx(found)

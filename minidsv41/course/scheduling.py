@@ -19,12 +19,14 @@ def best_of_all(
     reach = confidence.double().cumprod(1).tolist()
     order = sorted((-a, j, r) for r, row in enumerate(reach) for j, a in enumerate(row[: most[r]]))
     rows, expected, lengths = len(reach), float(len(reach)), [0] * len(reach)
-    best, chosen = expected * steps_per_second(rows), lengths.copy()
-    for minus_a, _, r in order[: None if budget is None else budget - rows]:
-        rows, expected, lengths[r] = rows + 1, expected - minus_a, lengths[r] + 1
-        if (found := expected * steps_per_second(rows)) > best:
-            best, chosen = found, lengths.copy()
-    return chosen
+    order, best, chosen = order[: None if budget is None else budget - rows], expected * steps_per_second(rows), 0
+    for count, (minus_a, _, _) in enumerate(order, start=1):
+        expected -= minus_a
+        if (found := expected * steps_per_second(rows + count)) > best:
+            best, chosen = found, count
+    for _, _, r in order[:chosen]:
+        lengths[r] += 1
+    return lengths
 
 
 def expected_tokens(confidence: Tensor, lengths: Sequence[int]) -> float:
@@ -33,12 +35,11 @@ def expected_tokens(confidence: Tensor, lengths: Sequence[int]) -> float:
     return len(reach) + sum(float(row[:n].sum()) for row, n in zip(reach, lengths, strict=True))
 
 
-def curve(confidence: Tensor, cost: StepCost) -> list[float]:
+def curve(confidence: Tensor, steps_per_second: Callable[[int], float]) -> list[float]:
     """Expected tokens a second if the 0, 1, … likeliest drafts of the batch are verified; confidence [S, block]."""
-    reach = confidence.double().cumprod(1).flatten().sort(descending=True).values
-    count, sps = len(confidence), rate(cost, len(confidence))
+    reach, count = confidence.double().cumprod(1).flatten().sort(descending=True).values, len(confidence)
     expected = [float(count), *(count + reach.cumsum(0)).tolist()]
-    return [tokens * sps(count + k) for k, tokens in enumerate(expected)]
+    return [tokens * steps_per_second(count + k) for k, tokens in enumerate(expected)]
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Choice:
         count, block = confidence.shape
         sps, most = rate(cost, count), [block] * count
         early, best = (plan(confidence, sps, most=most) for plan in (verify_lengths, best_of_all))
-        return cls(confidence, curve(confidence, cost), count / cost.plain(count), early, best)
+        return cls(confidence, curve(confidence, sps), count / cost.plain(count), early, best)
 
     @property
     def gains(self) -> dict[str, float]:

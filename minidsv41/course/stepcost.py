@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, NamedTuple, Protocol
 
 from minidsv41.config import ModelConfig
@@ -28,8 +28,8 @@ class StepCost(Protocol):
 
 
 def rate(cost: StepCost, requests: int) -> Callable[[int], float]:
-    """Steps a second by rows, as a schedule takes it."""
-    return lambda rows: 1 / cost.seconds(requests, rows)
+    """Steps a second by rows, as a schedule takes it; each number of rows is priced once."""
+    return cache(lambda rows: 1 / cost.seconds(requests, rows))
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,17 @@ class Modelled:
     def _padded(self, rows: int) -> int:
         return -(-rows // self.pad) * self.pad
 
+    @cached_property
+    def _weights(self) -> Weights:
+        return weights(self.config, self.context)
+
     def _verify(self, rows: int) -> float:
-        w, rows = weights(self.config, self.context), self._padded(rows)
+        w, rows = self._weights, self._padded(rows)
         read = w.layers * (self.experts_read(rows) * w.expert + w.other) + w.head
         return self._slower(w.layers, read, rows * w.flop_row)
 
     def _draft(self, requests: int) -> float:
-        c, w, rows = self.config, weights(self.config, self.context), requests * self.block
+        c, w, rows = self.config, self._weights, requests * self.block
         experts = touched(c.dspark_n_routed_experts, c.dspark_num_experts_per_tok, rows)
         read = w.draft_layers * (experts * w.expert + w.other) + w.head
         return self._slower(w.draft_layers, read, rows * w.flop_drafted)
