@@ -14,7 +14,7 @@ HINTS_TOKENS = (
         "zh": "如果第一个草稿就被拒绝，这一步得到什么？",
     },
     {"en": "With what chance does draft 2 come out at all?", "zh": "第 2 个草稿最终输出的概率是多少？"},
-    {"en": "1 + c₁ + c₁c₂ + … up to `verified` terms", "zh": "1 + c₁ + c₁c₂ + …，1 之后共 verified 项"},
+    {"en": "1 + c₁ + c₁c₂ + …, `verified` terms behind the 1", "zh": "1 + c₁ + c₁c₂ + …，1 之后共 verified 项"},
 )
 NO_BONUS = {
     "en": "You count accepted drafts. Every step gives one token more, also where all drafts are rejected.",
