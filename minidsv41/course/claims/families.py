@@ -230,7 +230,7 @@ CLAIMS = (
         said="gated DeltaNet keeps 94 MB, as much as 3K tokens",
         verdict="imprecise",
         instead="with a BF16 state; the released default is FP32",
-        proof="lesson 01b",
+        proof="tests/test_claims.py",
         compute=states,
     ),
     Claim(
@@ -238,7 +238,7 @@ CLAIMS = (
         said="the update subtracts what the old state predicts, then decays",
         verdict="wrong",
         instead="the prediction is taken from the decayed state",
-        proof="lesson 01b, tests/test_families.py",
+        proof="tests/test_families.py",
         compute=misplaced_decay,
     ),
     Claim(
@@ -246,7 +246,7 @@ CLAIMS = (
         said="a key stored twelve times: norms 18.5 without and 3.2 with the delta rule",
         verdict="imprecise",
         instead="typical, but drawn: other seeds give other pairs",
-        proof="lesson 01b",
+        proof="tests/test_claims.py",
         compute=repeated_key,
     ),
     Claim(
@@ -254,7 +254,7 @@ CLAIMS = (
         said="without the delta rule the norm explodes",
         verdict="wrong",
         instead="gating alone bounds it",
-        proof="lesson 01b",
+        proof="tests/test_claims.py",
         compute=gating_alone,
     ),
     Claim(
