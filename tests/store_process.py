@@ -69,10 +69,12 @@ def write(folder: str, seed: int, count: int) -> None:
 
 
 def read(folder: str, seed: int, count: int) -> None:
-    """Look for `count` prompts, over and over, until all are there."""
+    """Look for `count` prompts, over and over, until all are there; the first look is reported."""
     wanted = list(islice(prompts(seed), count))
     missing, end = 1, time.monotonic() + 60
     with opened(folder) as store:
+        found(store, wanted[0])
+        print("looked", flush=True)
         while missing and time.monotonic() < end:
             missing = sum(found(store, ids) < len(ids) // IDENTITY.page for ids in wanted)
         print(json.dumps({"missing": missing} | vars(store.counters)))

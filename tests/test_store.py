@@ -207,6 +207,7 @@ def test_a_writer_killed_at_twenty_random_points(tmp_path):
 def test_two_processes_read_while_one_writes(tmp_path):
     opened(tmp_path).close()
     readers = [start("read", tmp_path, 5, 60) for _ in range(2)]
+    assert [reader.stdout.readline() for reader in readers] == ["looked\n"] * 2
     writer = start("write", tmp_path, 5, 60)
     for reader in readers:
         said, _ = reader.communicate(timeout=90)

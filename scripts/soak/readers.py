@@ -27,7 +27,7 @@ def play(seed: int, folder: Path) -> dict[str, int]:
     for reader in readers:
         said, _ = reader.communicate(timeout=120)
         assert reader.returncode == 0, "a reader failed"
-        counters = json.loads(said)
+        counters = json.loads(said.splitlines()[-1])
         assert counters["missing"] == counters["damaged"] == counters["strangers"] == 0, counters
         seen.update(lookups=counters["lookups"], lookups_that_missed=counters["misses"], pages_read=counters["pages"])
     said, _ = writer.communicate(timeout=120)
