@@ -18,7 +18,7 @@ from matplotlib.patches import Rectangle
 from minidsv41.config import ModelConfig
 from minidsv41.course.reads import Reading
 
-# Okabe and Ito's palette: told apart with any kind of colour vision.
+# Okabe and Ito's palette, and a dark red of Tol's: told apart with any kind of colour vision.
 COLOURS = {
     "window": "#E69F00",
     "main": "#0072B2",
@@ -28,6 +28,7 @@ COLOURS = {
     "draft": "#D55E00",
     "query": "#000000",
     "other": "#8C8C8C",
+    "state": "#882255",
 }
 WIDTH = 700
 STYLE = {
