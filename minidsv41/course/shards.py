@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -39,9 +40,9 @@ class Lesson:
         return cls(engram, rows, before, trace[f"L{layer}.stream_after_engram"])
 
     def part(self, group: Group) -> Lesson:
-        """The tokens of one member."""
+        """The tokens of one member, and an Engram of its own: `loss` puts a table into it for as long as it runs."""
         parts = (x.chunk(group.size)[group.rank] for x in (self.rows, self.before, self.after))
-        return Lesson(self.engram, *parts)
+        return Lesson(deepcopy(self.engram), *parts)
 
     def loss(self, table: Tensor, rows: Tensor) -> Tensor:
         """The squared error of these tokens' streams, summed, reading `rows` of `table`."""
