@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,7 +45,9 @@ def test_a_verdict_that_fails_is_shouted():
 
 
 def test_every_proof_that_is_a_file_exists():
+    lessons = {path.name.partition("_")[0] for path in (ROOT / "notebooks").glob("*.ipynb")}
     for claim in CLAIMS:
+        assert set(re.findall(r"\b\d\db?\b", claim.proof.partition("tests/")[0])) <= lessons, claim.number
         for name in claim.proof.replace(";", ",").split(","):
             name = name.strip().partition(" ")[0]
             assert not name.startswith("tests/") or (ROOT / name).is_file(), claim.number

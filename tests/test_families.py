@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from minidsv41.config import RopeScaling
+from minidsv41.course.kinship import as_hca
 from minidsv41.families import CSA, DSA, HCA, KDA, MLA, Family, GatedDeltaNet, GatedHeads, Heads, Hybrid, delta
 from minidsv41.families.compressed import Compressed
 from tests.tiny import tiny
@@ -224,40 +225,13 @@ def test_gated_deltanet_and_gated_heads_reproduce_the_reference(layer_id: int):
 
 
 @pytest.mark.parametrize("layer_id", [1, 4])
-def test_hca_without_bias_and_query_norm_is_a_full_layer_of_v41(layer_id: int, monkeypatch: pytest.MonkeyPatch):
+def test_hca_without_bias_and_query_norm_is_a_full_layer_of_v41(layer_id: int):
     model = tiny(qat=False, index_topk=40, candidate_topk_blocks=20)
-    c, ours = model.config, model.layers[layer_id].attn
-    layer = HCA(
-        hidden=c.hidden_size,
-        heads=c.num_attention_heads,
-        head_dim=c.head_dim,
-        rope=c.qk_rope_head_dim,
-        q_lora=c.q_lora_rank,
-        o_groups=c.o_groups,
-        o_lora=c.o_lora_rank,
-        window=c.sliding_window,
-        rate=c.ratio(layer_id),
-        theta=c.compress_rope_theta,
-        scaling=c.rope_scaling,
-        eps=c.rms_norm_eps,
-    ).double()
-    monkeypatch.setattr(layer, "query_norm", lambda q: q)
-    names = dict(wq_a="q_a_proj", q_norm="q_a_norm", wq_b="q_b_proj", wkv="kv_proj", wo_a="o_a_proj", wo_b="o_b_proj")
-    names |= {"attn_sink": "sinks", "compressor.wkv": "compressor.kv_proj", "compressor.wgate": "compressor.gate_proj"}
-    names |= {"compressor.norm": "compressor.kv_norm"}
-    weights = {}
-    for name, value in ours.state_dict().items():
-        owner, _, last = name.rpartition(".")
-        key = f"{names.get(owner, owner)}.{last}" if owner else names[name]
-        if "indexer" not in key:
-            weights[key] = value
-    bias = torch.zeros_like(layer.compressor.position_bias)
-    if c.ratio(layer_id) == 1:  # a softmax over one token is 1, whatever its gate
-        weights["compressor.gate_proj.weight"] = torch.ones_like(layer.compressor.gate_proj.weight)
-    layer.load_state_dict(weights | {"compressor.position_bias": bias})
-    trace = model.trace(torch.randint(5, c.vocab_size, (37,), generator=torch.Generator().manual_seed(0)))
+    trace = model.trace(torch.randint(5, model.config.vocab_size, (37,), generator=torch.Generator().manual_seed(0)))
     x, out = (trace[f"L{layer_id}.attn.{name}"] for name in ("x", "out"))
-    torch.testing.assert_close(in_pieces(layer, x, [1, 8, 9]), out, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(in_pieces(as_hca(model, layer_id), x, [1, 8, 9]), out, rtol=1e-10, atol=1e-10)
+    with_norm = in_pieces(as_hca(model, layer_id, query_norm=True), x, [1, 8, 9])
+    assert not torch.allclose(with_norm, out, rtol=0, atol=1e-3)
 
 
 def test_only_one_layer_in_four_of_the_hybrid_grows():

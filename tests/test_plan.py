@@ -19,7 +19,17 @@ from minidsv41.ledger.deployed import model as deployed
 from minidsv41.ledger.findings import findings, read_by_kind
 from minidsv41.ledger.line import Line
 from minidsv41.ledger.machines import Machine, machine, recorded
-from minidsv41.ledger.plan import Order, Plan, PlanError, books, gpus_for, machine_named, plan, planned
+from minidsv41.ledger.plan import (
+    Order,
+    Plan,
+    PlanError,
+    books,
+    gpus_for,
+    machine_named,
+    machine_recorded,
+    plan,
+    planned,
+)
 from minidsv41.ledger.planned import V41
 from minidsv41.ledger.scratch import scratch_bytes
 from minidsv41.serve.study import counting
@@ -264,3 +274,14 @@ def test_any_shape_can_be_planned():
     for name in ("toy", "small", "geometry"):
         p = plan(Order(model=V41(name, ModelConfig.preset(name)), gpus=1, context=512))
         assert p.fit > 0 and float(p.step["step_s"].value) > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("x", "no JSON"), ("[1]", "no record"), ('{"kind": "decode"}', "but of decode")]
+)
+def test_a_file_that_is_no_record_of_a_machine_is_refused_by_name(tmp_path, text: str, said: str):
+    path = tmp_path / "record.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(PlanError, match=said) as refused:
+        machine_recorded(path)
+    assert str(path) in str(refused.value)

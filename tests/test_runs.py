@@ -130,6 +130,15 @@ def test_settings_can_be_given_as_text():
         TrainConfig().changed(["lr"])
     with pytest.raises(RunError, match=r"steps=1.5: steps is of type int"):
         QUICK.changed(["steps=1.5"])
+    for text, allowed in (
+        ("lr=-1", "more than 0"),
+        ("lr=nan", "more than 0"),
+        ("steps=0", "more than 0"),
+        ("replay=-1", "0 or more"),
+    ):
+        with pytest.raises(RunError, match=f"{text}: {allowed}"):
+            QUICK.changed([text])
+    assert QUICK.changed(["recall=0"]).recall == 0
 
 
 def test_other_settings_are_refused_by_name(finished):

@@ -223,6 +223,8 @@ def test_the_list_names_every_variant_and_a_wrong_name_is_refused() -> None:
     listed = CliRunner().invoke(app, ["study", "list"]).output
     assert all(v.says in listed and s.question in listed for s in STUDIES.values() for v in s.variants)
     assert isinstance(CliRunner().invoke(app, ["study", "wrong"]).exception, StudyError)
+    refused = CliRunner().invoke(app, ["study", "mhc", "--device", "tpu"]).exception
+    assert isinstance(refused, StudyError) and "device = tpu" in str(refused)
 
 
 def whole(study: Study, record: dict, *, seeds: int) -> None:

@@ -26,10 +26,12 @@ app.command()(plan)
 
 
 def run() -> None:
-    """The entry point. An error that this package raises about its input is one line, not a traceback."""
+    """The entry point. An error about the input, or about a file, is one line, not a traceback."""
     try:
         app()
     except Exception as error:
+        if isinstance(error, OSError) and error.filename and error.strerror:
+            sys.exit(f"error: {error.filename}: {error.strerror}")
         if not type(error).__module__.startswith("minidsv41."):
             raise
         sys.exit(f"error: {error}")
@@ -119,6 +121,8 @@ def claims(
 
     from minidsv41.course.claims import page as pages
 
+    if page and not page.parent.is_dir():
+        raise typer.BadParameter(f"{page}: there is no folder {page.parent}", param_hint="--page")
     results = list(pages.checked())
     if page:
         page.write_text(pages.page(results), encoding="utf-8")

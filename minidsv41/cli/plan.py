@@ -25,17 +25,19 @@ def plan(
 ) -> None:
     """How many sessions fit, what binds a step, how long a prompt takes, what retention costs. Times are floors."""
     from fractions import Fraction
-    from json import dumps, loads
+    from json import dumps
+    from math import isfinite
 
     from rich.console import Console
 
     from minidsv41.ledger import plan as planner
     from minidsv41.ledger.books import entry
     from minidsv41.ledger.findings import findings
-    from minidsv41.ledger.machines import recorded
     from minidsv41.ledger.show import table
 
-    machine = recorded(loads(record.read_text(encoding="utf-8"))) if record else planner.machine_named(gpu)
+    if not isfinite(price):
+        raise planner.PlanError(f"price = {price}: a finite number, 0 or more")
+    machine = planner.machine_recorded(record) if record else planner.machine_named(gpu)
     order = planner.Order(
         model=planner.planned(model),
         machine=machine,

@@ -25,6 +25,8 @@ def study(
 
     What was finished before is not repeated.
     """
+    import torch
+
     from minidsv41.paths import records_dir
     from minidsv41.study.base import QUICK, Sizes
     from minidsv41.study.catalogue import STUDIES
@@ -40,6 +42,8 @@ def study(
         return
     if unknown := [name for name in names if name not in STUDIES]:
         raise StudyError(f"{unknown[0]}: no study of that name; there are {', '.join(STUDIES)}")
+    if device not in ("cpu", "cuda") or device == "cuda" and not torch.cuda.is_available():
+        raise StudyError(f"device = {device}: cpu, or cuda on a machine that has a GPU")
     sizes = Sizes(device=device, **(QUICK if quick else {}))
     chosen = [STUDIES[name] for name in names]
     for line in Runner(chosen, range(seeds), Folder(runs, sizes), into or records_dir()).run(side_by_side):

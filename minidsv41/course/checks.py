@@ -121,7 +121,9 @@ def explain(task: Exercise, tried: list, got: list, inputs: dict, value: Any, ri
     """The smallest failing input, both values, and the mistake where it is a known one."""
     place = ", ".join(f"{k}={shown(v)}" for k, v in inputs.items())
     if isinstance(value, Failure):
-        text = say({"en": f"your code raises {value!r}", "zh": f"你的代码抛出 {value!r}"})
+        raises = {"en": f"your code raises {value!r}", "zh": f"你的代码抛出 {value!r}"}
+        unfit = {"en": f"your answer cannot be used: {value!r}", "zh": f"你的答案无法使用：{value!r}"}
+        text = say(raises if value.line else unfit)
     else:
         text = say(task.versus).format(value=shown(value), right=shown(right))
     if place:

@@ -14,7 +14,8 @@ GB, TB, TERA = 10**9, 10**12, 10**12
 class Machine:
     """One device. memory in bytes; bandwidth of that memory in B/s; flops: dense BF16 products, FLOP/s.
 
-    basis says where bandwidth and flops come from; a datasheet's are upper bounds. fp8: whether FP8 products run at
+    basis says where bandwidth and flops come from: the maker's datasheet (upper bounds), a measurement, reports of
+    others, or an assumption. fp8: whether FP8 products run at
     twice the rate of BF16.
     """
 
@@ -22,7 +23,7 @@ class Machine:
     memory: int
     bandwidth: int
     flops: int
-    basis: Literal["datasheet", "measured"]
+    basis: Literal["datasheet", "measured", "reported", "assumed"]
     source: str
     fp8: bool = True
 
@@ -47,7 +48,7 @@ MACHINES = (
         memory=96 * GB,
         bandwidth=4 * TB,
         flops=148 * TERA,
-        basis="datasheet",
+        basis="reported",
         source="NVIDIA's figures for the 96 GB card as resellers print them; NVIDIA has no public page of it",
     ),
     Machine(
@@ -80,7 +81,7 @@ MACHINES = (
         memory=32 * GB,
         bandwidth=2 * 8 * 5_600 * 10**6,
         flops=8 * 4 * GB * 32,
-        basis="datasheet",
+        basis="assumed",
         source="no one model: 2 channels of 8 B at 5,600 MT/s (DDR5-5600); 8 cores at 4 GHz with 32 FP32 FLOP a cycle "
         "(two 256-bit FMA units, BF16 widened)",
         fp8=False,

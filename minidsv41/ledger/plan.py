@@ -6,15 +6,17 @@ divided evenly over the GPUs and what they tell each other is free.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from fractions import Fraction
+from pathlib import Path
 from typing import Literal
 
 from minidsv41.config import ModelConfig
 from minidsv41.config.presets import PRESETS
 from minidsv41.ledger.books import Book
 from minidsv41.ledger.line import Line, call, ceiling, fields, least, lift, total
-from minidsv41.ledger.machines import Machine, machine
+from minidsv41.ledger.machines import Machine, machine, recorded
 from minidsv41.ledger.planned import V41, Planned
 from minidsv41.ledger.planned_before import BEFORE
 
@@ -41,6 +43,18 @@ def machine_named(name: str) -> Machine:
         return machine(name)
     except KeyError as error:
         raise PlanError(error.args[0]) from None
+
+
+def machine_recorded(path: Path) -> Machine:
+    """The machine of a record that `minidsv41 bench machine` wrote. Raises PlanError for another file."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise PlanError(f"{path}: no JSON") from None
+    kind = found.get("kind") if isinstance(found, dict) else None
+    if kind != "machine":
+        raise PlanError(f"{path}: no record of `bench machine`" + (f", but of {kind}" if kind else ""))
+    return recorded(found)
 
 
 @dataclass(frozen=True, kw_only=True)

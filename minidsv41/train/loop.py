@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import sha256
@@ -19,6 +20,7 @@ from minidsv41.train.recall import Lookups, Mixed
 from minidsv41.train.runs import Run, RunError, State
 from minidsv41.train.stage import Stage
 
+POSITIVE = {"threads", "length", "batch", "steps", "lr", "draft_lr", "save_every", "validate_every"}  # settings
 SNAPSHOTS = (0, 10, 50)  # per cent of the backbone's steps at which the indexer is kept
 
 
@@ -61,6 +63,10 @@ class TrainConfig:
                 values[name] = kinds[name](value)
             except ValueError:
                 raise RunError(f"{text}: {name} is of type {kinds[name].__name__}") from None
+            if kinds[name] is not str and not (
+                0 < values[name] < math.inf or values[name] == 0 and name not in POSITIVE
+            ):
+                raise RunError(f"{text}: {'more than 0' if name in POSITIVE else '0 or more'}")
         return replace(self, **values)
 
 

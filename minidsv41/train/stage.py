@@ -45,8 +45,8 @@ class Stage:
         self, tokens: Tensor, *, step: int, progress: float, rounding: bool = False, weight: Tensor | None = None
     ) -> dict[str, float]:
         """One step on tokens [B, T + 1] at `progress` (0 to 1) of the stage; returns the terms of the loss.
-        weight [B, T]: how much each target counts; all equal if None.
 
+        weight [B, T]: how much each target counts; all equal if None.
         With `rounding` the model then holds its weights as they will be stored.
         Raises RunError, before any weight changes, if the loss is not a number.
         """
