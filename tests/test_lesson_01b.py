@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minidsv41.course import figures
-from minidsv41.course.claims.families import repeated
+from minidsv41.course.claims.states import repeated
 from minidsv41.course.faults import f01b
 from minidsv41.course.lessons import l01b
 from minidsv41.course.pictures import twoparts as pictures
