@@ -7,7 +7,9 @@ import json
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from typer.testing import CliRunner
 
+from minidsv41.cli import app
 from minidsv41.config import ModelConfig
 from minidsv41.ledger.bytes import kv_bytes_per_token
 from minidsv41.serve.study import counting
@@ -127,3 +129,9 @@ def test_the_lifecycle_is_measured(monkeypatch):
         assert row["plain"]["tokens_per_second"] == pytest.approx(1 / length)  # each token runs all layers once
         assert 0 < row["speculative"]["tokens_per_second"] <= 1 / length
     assert sum("replay" in line for line in bench_lifecycle.lines(found)) == 6
+
+
+def test_a_device_that_is_not_there_is_refused_at_once(tmp_path):
+    done = CliRunner().invoke(app, ["bench", "absorption", "--device", "tpu", "--into", str(tmp_path)])
+    assert done.exit_code == 2 and "cpu, or cuda on a machine that has a GPU" in " ".join(done.output.split())
+    assert not list(tmp_path.iterdir())

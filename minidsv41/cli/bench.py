@@ -10,6 +10,14 @@ import typer
 bench = typer.Typer(help="Measure, side by side with a plain Transformer.", no_args_is_help=True)
 
 
+def require_device(device: str) -> None:
+    """Raises BadParameter for a device that is not "cpu" or an existing "cuda"."""
+    import torch
+
+    if device not in ("cpu", "cuda") or device == "cuda" and not torch.cuda.is_available():
+        raise typer.BadParameter(f"device = {device}: cpu, or cuda on a machine that has a GPU")
+
+
 @bench.command("train")
 def bench_train(
     preset: Annotated[str, typer.Option(help="toy or small.")] = "toy",
@@ -103,19 +111,23 @@ def bench_verify(
 def bench_absorption(
     prefix: Annotated[int, typer.Option(min=1, help="Cached tokens.")] = 4096,
     queries: Annotated[list[int] | None, typer.Option(min=1, help="New tokens; may repeat, ascending.")] = None,
+    heads: Annotated[int, typer.Option(min=1)] = 4,
     repeats: Annotated[int, typer.Option(min=1)] = 7,
+    device: Annotated[str, typer.Option(help="cpu (in float32) or cuda (in bfloat16).")] = "cpu",
     into: Annotated[Path | None, typer.Option(help="The folder of the record; data/records if not given.")] = None,
 ) -> None:
-    """Time MLA with expanded rows and with absorbed matrices, by the number of new queries; on one thread."""
+    """Time MLA with expanded rows and with absorbed matrices, by the number of new queries; on one thread or a GPU."""
     from minidsv41.paths import records_dir
     from minidsv41.train import bench, bench_absorption
 
+    require_device(device)
     chosen = {"queries": tuple(queries)} if queries else {}
-    config = bench_absorption.AbsorptionConfig(prefix=prefix, repeats=repeats, **chosen)
+    config = bench_absorption.AbsorptionConfig(prefix=prefix, heads=heads, repeats=repeats, device=device, **chosen)
     results = bench_absorption.measure(config)
     for line in bench_absorption.lines(results):
         typer.echo(line)
-    typer.echo(bench.write(bench.record("absorption", config, results), into or records_dir()))
+    kind = "absorption" if device == "cpu" else "absorption_gpu"
+    typer.echo(bench.write(bench.record(kind, config, results), into or records_dir()))
 
 
 @bench.command("machine")

@@ -52,7 +52,7 @@ def side_by_side(measure: Callable[[str, Any], Any], config: Any) -> Iterator[tu
 
 def record(kind: str, config: Any, results: dict | list) -> dict:
     """A measurement with everything that it depends on; `config` is a dataclass with `threads`."""
-    where = machine.describe(threads=config.threads)
+    where = machine.describe(threads=config.threads, device=getattr(config, "device", "cpu"))
     return {"kind": kind, "settings": asdict(config), "machine": where, "results": results}
 
 

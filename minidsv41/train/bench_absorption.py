@@ -17,7 +17,10 @@ from minidsv41.families.softmax import causal
 
 @dataclass(frozen=True, kw_only=True)
 class AbsorptionConfig:
-    """V3's widths; fewer heads, since both forms cost in proportion to them. prefix: cached tokens."""
+    """V3's widths; fewer heads, since both forms cost in proportion to them. prefix: cached tokens.
+
+    device: "cpu" in float32, "cuda" in bfloat16.
+    """
 
     heads: int = 4
     kv_lora: int = 512
@@ -29,11 +32,16 @@ class AbsorptionConfig:
     repeats: int = 7
     seed: int = 0
     threads: int = 1
+    device: str = "cpu"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.device == "cuda" else torch.float32
 
     def layer(self) -> MLA:
         """Its projections from and to the hidden state are not timed, so they are small."""
         widths = dict(kv_lora=self.kv_lora, nope=self.nope, rope=self.rope, v=self.v)
-        return MLA(hidden=8, heads=self.heads, q_lora=8, **widths)
+        return MLA(hidden=8, heads=self.heads, q_lora=8, **widths).to(self.device, self.dtype)
 
     def flops(self, queries: int) -> tuple[int, int]:
         """Products of the two forms as the package computes them: pairs that causality hides are multiplied too."""
@@ -45,20 +53,24 @@ class AbsorptionConfig:
 
 
 @torch.no_grad()
-def measure(c: AbsorptionConfig, *, clock: Callable[[], float] = time.process_time) -> dict[str, object]:
+def measure(c: AbsorptionConfig, *, clock: Callable[[], float] | None = None) -> dict[str, object]:
     """Rows of queries, and seconds of each form to read the prefix and the new tokens; and where they cross.
 
-    Medians over rounds, each of which visits every cell once. The clock counts this process alone; `busy` is the
-    system's load over the cores.
+    Medians over rounds, each of which visits every cell once. The clock counts this process alone, or waits for
+    the GPU; `busy` is the system's load over the cores.
     """
     torch.set_num_threads(c.threads)
+    clock = clock or (waited if c.device == "cuda" else time.process_time)
     generator, layer = torch.Generator().manual_seed(c.seed), c.layer()
-    latent = torch.randn(c.prefix + max(c.queries), c.kv_lora, generator=generator)
-    key = torch.randn(len(latent), c.rope, generator=generator)
-    q = torch.randn(max(c.queries), c.heads, c.nope + c.rope, generator=generator)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(c.device, c.dtype)
+
+    latent = draw(c.prefix + max(c.queries), c.kv_lora)
+    key, q = draw(len(latent), c.rope), draw(max(c.queries), c.heads, c.nope + c.rope)
 
     def seconds(form: Callable, n: int) -> float:
-        positions = torch.arange(c.prefix, c.prefix + n)
+        positions = torch.arange(c.prefix, c.prefix + n, device=c.device)
         visible, rows = causal(positions, c.prefix + n), slice(c.prefix + n)
         began = clock()
         form(q[:n], latent[rows], key[rows], visible)
@@ -66,10 +78,17 @@ def measure(c: AbsorptionConfig, *, clock: Callable[[], float] = time.process_ti
 
     forms = {"naive": layer.read_naive, "absorbed": layer.read_absorbed}
     for form in forms.values():
-        seconds(form, c.queries[0])  # warm
+        for n in c.queries:
+            seconds(form, n)  # warm
     rounds = [{(name, n): seconds(forms[name], n) for n in c.queries for name in forms} for _ in range(c.repeats)]
     rows = [{"queries": n} | {name: median(found[name, n] for found in rounds) for name in forms} for n in c.queries]
     return {"busy": round(psutil.getloadavg()[0] / psutil.cpu_count(), 1), "seconds": rows, "crossing": crossing(rows)}
+
+
+def waited() -> float:
+    """The time when all that was asked of the GPU is done."""
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def crossing(rows: Sequence[dict[str, float]]) -> float | None:
