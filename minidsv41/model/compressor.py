@@ -31,7 +31,7 @@ class Compressor(nn.Module):
             return batch.seq, batch.positions, self.norm(self.wkv(x))
         pairs = torch.stack([self.wkv(x), self.wgate(x)], 1).to(wide(x.dtype))  # [T, 2, D]
         before = keys.open_pair(self.layer, pairs)  # [S, 2, D]
-        closing = (batch.positions % 2 == 1).nonzero()[:, 0]  # [n]
+        closing = batch.odd  # [n]
         seq = batch.seq[closing]
         first = torch.where((batch.offset[closing] == 0)[:, None, None], before[seq], pairs[closing - 1])
         content, gate = torch.stack([first, pairs[closing]], 1).unbind(2)  # [n, 2, D] each: 2 tokens

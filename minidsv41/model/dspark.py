@@ -15,7 +15,7 @@ from minidsv41.model.attention import Note, silent
 from minidsv41.model.block import Block
 from minidsv41.model.hyper import Streams
 from minidsv41.model.keys import Keys
-from minidsv41.model.norm import RMSNorm, wide
+from minidsv41.model.norm import RMSNorm, wide, wide_linear
 from minidsv41.model.rope import Rotation, frequencies
 from minidsv41.ops import Batch, Rows, Span
 
@@ -138,8 +138,7 @@ class DSpark(nn.ModuleList):
 
     def base_logits(self, hidden: Tensor, head: nn.Linear) -> Tensor:
         """hidden [..., C] -> [..., V] by the backbone's head behind the draft's own norm."""
-        dtype = wide(hidden.dtype)
-        return F.linear(self[-1].norm(hidden).to(dtype), head.weight.to(dtype))
+        return wide_linear(self[-1].norm(hidden), head.weight)
 
     @torch.no_grad()
     def draft(

@@ -38,8 +38,7 @@ def latest(ids: Tensor, history: Tensor, batch: Batch) -> Tensor:
     """[S, n - 1] the last ids after this call, oldest first."""
     keep = history.shape[1]
     last = batch.cu_seqlens[1:, None] - keep + torch.arange(keep, device=ids.device)  # [S, n - 1]
-    lengths = torch.tensor(batch.lengths, device=ids.device)[:, None]
-    shifted = history.gather(1, (torch.arange(keep, device=ids.device) + lengths).clamp(max=keep - 1))
+    shifted = history.gather(1, (torch.arange(keep, device=ids.device) + batch.counts[:, None]).clamp(max=keep - 1))
     return torch.where(last >= batch.cu_seqlens[:-1, None], ids[last.clamp(min=0)], shifted)
 
 
@@ -61,7 +60,7 @@ class Engram(nn.Module):
         self.q_weight = nn.Parameter(torch.ones(self.streams, self.width))
         self.k_weight = nn.Parameter(torch.ones(self.streams, self.width))
 
-    def rows(self, grams: Tensor, pad: int) -> Tensor:
+    def rows(self, grams: Tensor, pad: Tensor | int) -> Tensor:
         """grams [T, n] from lookback -> table rows [T, orders * heads]; the heads of one order share a mix."""
         x = torch.where(grams == DEAD, pad, grams)
         mix, offset, out = x[:, 0] * self.multipliers[0], 0, []

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minidsv41.config import ModelConfig
-from minidsv41.model.norm import wide
+from minidsv41.model.norm import wide, wide_linear
 
 
 class Gate(nn.Module):
@@ -22,8 +22,7 @@ class Gate(nn.Module):
 
     def forward(self, x: Tensor, image_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """x [T, C] -> ids [T, K] ascending, weights [T, K] (sum: the scaling factor), scores [T, E]."""
-        logits = F.linear(x.to(wide(x.dtype)), self.weight.to(wide(x.dtype)))
-        scores = F.softplus(logits).sqrt()
+        scores = F.softplus(wide_linear(x, self.weight)).sqrt()
         bias = self.bias if image_mask is None else torch.where(image_mask[:, None], self.bias_vl, self.bias)
         ids = (scores.detach() + bias).topk(self.chosen, -1).indices.sort(-1).values
         chosen = scores.gather(1, ids)
@@ -51,11 +50,13 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """x [T, C], ids and weights [T, K] -> [T, C] in the wide type: every expert runs once on its own rows."""
-        count = len(self.w1)
         order = ids.flatten().argsort(stable=True)  # [T * K] by expert
         row = order // ids.shape[1]
-        sizes = ids.flatten().bincount(minlength=count).tolist()
         xs, ws = F.embedding(row, x), weights.flatten()[order, None]  # [T * K, C], [T * K, 1]
+        if x.is_cuda and x.dtype == torch.bfloat16:
+            y = self.grouped(xs, ids.flatten()[order], ws)
+            return y[order.argsort()].unflatten(0, ids.shape).sum(1, dtype=wide(x.dtype))
+        sizes = ids.flatten().bincount(minlength=len(self.w1)).tolist()
         parts = []
         experts = zip(self.w1.unbind(), self.w2.unbind(), self.w3.unbind(), strict=True)
         for (w1, w2, w3), x_e, w_e in zip(experts, xs.split(sizes), ws.split(sizes), strict=True):
@@ -63,6 +64,12 @@ class Experts(nn.Module):
                 parts.append(F.linear(swiglu(F.linear(x_e, w1), F.linear(x_e, w3), self.limit, w_e), w2))
         out = torch.zeros(x.shape, dtype=wide(x.dtype), device=x.device)
         return out.index_add(0, row, torch.cat(parts).to(out.dtype))
+
+    def grouped(self, xs: Tensor, ids: Tensor, ws: Tensor) -> Tensor:
+        """The same without a look at the sizes: rows xs [N, C] by expert ids [N] ascending, ws [N, 1] -> [N, C]."""
+        ends = torch.searchsorted(ids, torch.arange(len(self.w1), device=ids.device), right=True, out_int32=True)
+        gate, up = (F.grouped_mm(xs, w.transpose(1, 2), offs=ends) for w in (self.w1, self.w3))
+        return F.grouped_mm(swiglu(gate, up, self.limit, ws), self.w2.transpose(1, 2), offs=ends)
 
 
 class SharedExpert(nn.Module):

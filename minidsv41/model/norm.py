@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minidsv41.ops import rms_norm
@@ -11,6 +12,14 @@ from minidsv41.ops import rms_norm
 def wide(dtype: torch.dtype) -> torch.dtype:
     """float64 stays, everything narrower computes its statistics in float32."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x [..., C], weight [O, C] -> [..., O] in the wide type; a GPU widens nothing but the result."""
+    dtype = wide(x.dtype)
+    if x.is_cuda and x.dtype == weight.dtype == torch.bfloat16 and not torch.is_grad_enabled():
+        return torch.mm(x.flatten(0, -2), weight.T, out_dtype=dtype).unflatten(0, x.shape[:-1])
+    return F.linear(x.to(dtype), weight.to(dtype))
 
 
 class RMSNorm(nn.Module):

@@ -20,7 +20,7 @@ from minidsv41.model.dspark import DSpark
 from minidsv41.model.engram import DEAD, latest, lookback
 from minidsv41.model.hyper import Streams
 from minidsv41.model.keys import Keys, SequenceKeys
-from minidsv41.model.norm import RMSNorm, wide
+from minidsv41.model.norm import RMSNorm, wide, wide_linear
 from minidsv41.ops import Batch
 
 Record = Callable[[str, Tensor | Callable[[], Tensor]], None]
@@ -147,7 +147,7 @@ class Model(nn.Module):
         if layer not in self.config.engram_layer_ids:
             return streams
         engram, streams = self.layers[layer].engram, streams.settled()
-        rows = engram.rows(grams, int(self.token_map[self.config.engram_pad_token_id]))
+        rows = engram.rows(grams, self.token_map[self.config.engram_pad_token_id])
         streams = Streams(engram(streams.X, rows, grams[:, 0] != DEAD, note), streams.pre)
         note("stream_after_engram", streams.X)
         return streams
@@ -163,7 +163,7 @@ class Model(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [T, C] -> [T, V], in at least float32."""
-        return F.linear(self.norm(hidden).to(wide(self.dtype)), self.head.weight.to(wide(self.dtype)))
+        return wide_linear(self.norm(hidden), self.head.weight)
 
     @torch.no_grad()
     def trace(self, ids: Tensor, *, image_mask: Tensor | None = None, keys: Keys | None = None) -> dict[str, Tensor]:

@@ -1,9 +1,20 @@
-"""The hot operations by name, plain versions. Queries come as `Batch`, keys as `Rows`."""
+"""The hot operations by name. Queries come as `Batch`, keys as `Rows`.
 
-from minidsv41.ops.attention import sparse_attention
+Each operation of the model has two versions, and `versions` chooses. The plain ones are in the files of this package.
+"""
+
+from minidsv41.ops import attention as _attention
+from minidsv41.ops import seam as _seam
+from minidsv41.ops import select as _select
+from minidsv41.ops.kv_write import closed, kv_write, pool_write
 from minidsv41.ops.rows import Batch, Rows, Span
-from minidsv41.ops.seam import Next, collapse, rms_norm, seam, update
-from minidsv41.ops.select import Pool, PoolSize, index_scores, index_select
+from minidsv41.ops.seam import Next, collapse, rms_norm, update
+from minidsv41.ops.select import Pool, PoolSize, index_scores
+from minidsv41.ops.twins import Versions, twin, versions
+
+seam = twin(_seam.seam, kernel="seam.seam")
+index_select = twin(_select.index_select, kernel="index_select.index_select")
+sparse_attention = twin(_attention.sparse_attention, kernel="attention.sparse_attention")
 
 __all__ = [
     "Batch",
@@ -12,11 +23,16 @@ __all__ = [
     "PoolSize",
     "Rows",
     "Span",
+    "Versions",
+    "closed",
     "collapse",
     "index_scores",
     "index_select",
+    "kv_write",
+    "pool_write",
     "rms_norm",
     "seam",
     "sparse_attention",
     "update",
+    "versions",
 ]

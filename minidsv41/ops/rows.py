@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +51,7 @@ class Batch:
     tokens [T]; starts, lengths: first position and number of rows of each of S sequences;
     image_mask [T] bool or None; floor [T] or None: a query may read no window row before it
     (bounded replay); decoder_floor [T] or None: the same for the layers after the first decoder layer.
+    What follows from the Python numbers is put on the device once, and kept.
     """
 
     tokens: Tensor
@@ -78,6 +80,11 @@ class Batch:
         return self.tokens.device
 
     @cached_property
+    def counts(self) -> Tensor:
+        """[S] number of rows of each sequence."""
+        return torch.tensor(self.lengths, device=self.device)
+
+    @cached_property
     def cu_seqlens(self) -> Tensor:
         """[S + 1] row at which each sequence begins."""
         return torch.tensor((0, *self.lengths), device=self.device).cumsum(0)
@@ -85,8 +92,7 @@ class Batch:
     @cached_property
     def seq(self) -> Tensor:
         """[T] sequence of each row."""
-        counts = torch.tensor(self.lengths, device=self.device)
-        return torch.arange(len(self.lengths), device=self.device).repeat_interleave(counts)
+        return torch.arange(len(self.lengths), device=self.device).repeat_interleave(self.counts)
 
     @cached_property
     def offset(self) -> Tensor:
@@ -97,6 +103,13 @@ class Batch:
     def positions(self) -> Tensor:
         """[T] absolute position of each row."""
         return torch.tensor(self.starts, device=self.device)[self.seq] + self.offset
+
+    @cached_property
+    def odd(self) -> Tensor:
+        """[n] the rows at odd positions: each closes a group of two."""
+        begins = accumulate(self.lengths, initial=0)
+        parts = zip(begins, self.starts, self.lengths, strict=False)
+        return torch.cat([at + torch.arange(length)[1 - start % 2 :: 2] for at, start, length in parts]).to(self.device)
 
     def visible(self, ratio: int) -> Tensor:
         """[T] complete entries that a query may read: the group of its own token if it closes it."""

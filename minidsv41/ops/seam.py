@@ -54,7 +54,8 @@ def products(X: Tensor, into: Next) -> Tensor:
 def coefficients(m: Tensor, into: Next) -> tuple[Tensor, Tensor, Tensor]:
     """From the products m [T, n(n+2)]: pre [T, n], post [T, n], comb [T, n, n] (source, destination)."""
     n = isqrt(m.shape[-1] + 1) - 1
-    z = m * into.scale.repeat_interleave(torch.tensor([n, n, n * n], device=m.device)) + into.base
+    column = torch.arange(m.shape[-1], device=m.device)
+    z = m * into.scale.index_select(0, (column >= n).long() + (column >= 2 * n)) + into.base
     pre, post, comb = z.split([n, n, n * n], -1)
     return (
         pre.sigmoid() + into.hc_eps,

@@ -44,17 +44,17 @@ def lowest_topk(scores: Tensor, k: int) -> Tensor:
 
     Among equal scores the lowest index wins; -inf is never selected.
     """
-    if scores.shape[-1] > k:
+    n = scores.shape[-1]
+    if n > k:
         threshold = scores.topk(k, dim=-1).values[:, -1:]
         above, tied = scores > threshold, scores == threshold
         keep = above | (tied & (tied.cumsum(-1) <= k - above.sum(-1, keepdim=True)))
         keep &= scores > -torch.inf
     else:
         keep = scores > -torch.inf
-    row, column = keep.nonzero(as_tuple=True)
-    chosen = torch.full((len(scores), k), -1, dtype=torch.int64, device=scores.device)
-    chosen[row, keep.cumsum(-1)[row, column] - 1] = column
-    return chosen
+    place = torch.where(keep, keep.cumsum(-1) - 1, k)  # column k takes what is not kept
+    chosen = torch.full((len(scores), k + 1), -1, dtype=torch.int64, device=scores.device)
+    return chosen.scatter_(1, place, torch.arange(n, device=scores.device).expand_as(place))[:, :k].contiguous()
 
 
 def weigh(q: Tensor, w: Tensor, keys: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def tiles(batch: Batch, n: int) -> Iterator[tuple[Tensor, range]]:
 
 def tile_scores(q: Tensor, w: Tensor, keys: Rows, visible: Tensor, rows: Tensor, seqs: range, n: int) -> Tensor:
     """[S' * L, n] scores of one tile, -inf beyond `visible`."""
-    seq = torch.tensor(seqs, device=q.device)[:, None]
+    seq = torch.arange(seqs.start, seqs.stop, device=q.device)[:, None]
     parts = [
         weigh(q[rows], w[rows], keys.gather(seq, torch.arange(a, min(a + KEYS, n), device=q.device)))
         for a in range(0, max(n, 1), KEYS)
