@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from IPython.core.inputtransformer2 import TransformerManager
+
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 KNOWN_TAGS = {
     "core",
@@ -147,6 +151,19 @@ def lengths(book: dict) -> Iterator[str]:
         yield f"{core} cells are tagged core, allowed are {MAX_CORE}"
 
 
+def links(book: dict) -> Iterator[str]:
+    """Another lesson is named by a link that leads there."""
+    for n, cell in enumerate(book["cells"]):
+        if cell["cell_type"] == "markdown":
+            prose = text(cell["source"])
+            for target in re.findall(r"\]\(([^():#]+)\)", prose):
+                if not (NOTEBOOKS / target).exists():
+                    yield f"cell {n}: {target} does not exist"
+            for name in re.findall(r"(?<!\[)`(\d\db?_\w+)`", prose):
+                if (NOTEBOOKS / f"{name}.ipynb").exists():
+                    yield f"cell {n}: {name} is named without a link"
+
+
 RULES: list[Rule] = [
     ids,
     counts,
@@ -162,6 +179,7 @@ RULES: list[Rule] = [
     embedded,
     sources,
     lengths,
+    links,
 ]
 
 

@@ -97,6 +97,8 @@ BROKEN = {
     "sources: cell 2: magic time": source("b = %time a + 1"),
     "lengths: cell 2: 21 lines": source("a\n" * 21),
     "lengths: 23 cells are tagged core": many_core,
+    "links: cell 0: 99_end.ipynb does not exist": lambda book: book["cells"][0].update(source="[99](99_end.ipynb)"),
+    "links: cell 0: 00_tour is named without": lambda book: book["cells"][0].update(source="See `00_tour`."),
 }
 
 
