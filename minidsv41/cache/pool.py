@@ -39,11 +39,9 @@ class Pool:
 
     def grow(self, pages: int) -> None:
         """Make room for `pages` pages in all."""
-        missing = pages * self.page - len(self.data)
-        if missing > 0:
-            self.data = torch.cat([self.data, self.data.new_zeros(missing, self.data.shape[1])])
-            if self.scales is not None:
-                self.scales = torch.cat([self.scales, self.scales.new_zeros(missing, self.scales.shape[1])])
+        if pages * self.page > len(self.data):
+            self.data = grown(self.data, pages * self.page)
+            self.scales = None if self.scales is None else grown(self.scales, pages * self.page)
 
     def write(self, at: Tensor, values: Tensor) -> None:
         """Store values [n, D] at physical rows at [n]."""
@@ -72,6 +70,13 @@ class Pool:
         return Rows(self.data, table, self.page)
 
 
+def grown(rows: Tensor, count: int) -> Tensor:
+    """[count, ...] the rows, and zeros behind them."""
+    out = rows.new_zeros(count, *rows.shape[1:])
+    out[: len(rows)] = rows
+    return out
+
+
 class CacheFull(RuntimeError):
     """No page is free and the cache may not grow."""
 
@@ -95,13 +100,16 @@ class Allocator:
                 raise CacheFull(
                     f"all {self.limit} pages of {PAGE} tokens are in use: release a sequence or raise the limit"
                 )
-            more = max(8, 2 * self.pages)
-            more = more if self.limit is None else min(more, self.limit)
-            for pool in self.pools:
-                pool.grow(1 + more)
-            self.free = list(range(more, self.pages, -1))
-            self.pages = more
+            self.reserve(max(8, 2 * self.pages))
         return self.free.pop()
+
+    def reserve(self, pages: int) -> None:
+        """Make room for `pages` pages in all, or for as many as the limit allows."""
+        more = pages if self.limit is None else min(pages, self.limit)
+        for pool in self.pools:
+            pool.grow(1 + more)
+        self.free[:0] = range(more, self.pages, -1)
+        self.pages = max(self.pages, more)
 
     def give(self, page: int) -> None:
         self.free.append(page)

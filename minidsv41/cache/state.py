@@ -9,11 +9,13 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from minidsv41 import ops
 from minidsv41.cache.pool import PAGE, Allocator, Pool
 from minidsv41.config import ConfigError, ModelConfig
 from minidsv41.model import Keys
 from minidsv41.model.keys import KINDS
-from minidsv41.model.norm import wide
+from minidsv41.model.norm import RMSNorm, wide
+from minidsv41.model.rope import Rotation
 from minidsv41.ops import Batch, Rows
 
 CacheFormat = Literal["packed", "float"]
@@ -132,8 +134,7 @@ def page_table(pages: list[dict[int, int]], device: torch.device) -> Tensor:
     width = max((logical + 1 for own in pages for logical in own), default=1)
     table = torch.full((len(pages), width), -1, dtype=torch.int64)
     for row, own in enumerate(pages):
-        for logical, page in own.items():
-            table[row, logical] = page
+        table[row, list(own)] = torch.tensor(list(own.values()), dtype=torch.int64)
     return table.to(device)
 
 
@@ -150,6 +151,10 @@ class CacheKeys(Keys):
         self._pairs: dict[int, Tensor] = {}
         self._history: Tensor | None = None
 
+    @property
+    def replays(self) -> bool:
+        return self.kept != list(self.batch.starts)
+
     def _table(self, allocator: Allocator, pages: list[dict[int, int]]) -> Tensor:
         """[S, P] physical pages, allocating those that this call fills."""
         for own, start, end in zip(pages, self.batch.starts, self.ends, strict=True):
@@ -159,11 +164,24 @@ class CacheKeys(Keys):
         return page_table(pages, self.cache.device)
 
     def write(self, kind: str, layer: int, seq: Tensor, index: Tensor, values: Tensor) -> None:
-        if kind != "window" and self.kept != list(self.batch.starts):
-            new = (index + 1) * self.cache.config.ratio(layer) > torch.tensor(self.kept, device=index.device)[seq]
+        if kind != "window" and self.replays:
+            new = self._new(layer, seq, index)
             seq, index, values = seq[new], index[new], values[new]
         rows = self.read(kind, layer)
         self.cache.pools[kind, layer].write(rows.locate(seq, index), values)
+
+    def write_raw(
+        self, kind: str, layer: int, seq: Tensor, index: Tensor, x: Tensor, norm: RMSNorm, rotation: Rotation
+    ) -> None:
+        if not (self.cache.pools[kind, layer].packed and ops.wanted(x)):
+            return super().write_raw(kind, layer, seq, index, x, norm, rotation)
+        if kind != "window" and self.replays:
+            index = index.masked_fill(~self._new(layer, seq, index), -1)
+        ops.kv_write(x, norm.weight, norm.eps, *rotation, self.read(kind, layer), seq, index)
+
+    def _new(self, layer: int, seq: Tensor, index: Tensor) -> Tensor:
+        """[n] which groups end behind the tokens that are kept."""
+        return (index + 1) * self.cache.config.ratio(layer) > torch.tensor(self.kept, device=index.device)[seq]
 
     def read(self, kind: str, layer: int) -> Rows:
         return self.cache.pools[kind, layer].rows(self.tables["window" if kind == "window" else "entry"])

@@ -92,7 +92,7 @@ class Attention(nn.Module):
         batch, keys = ctx.batch, ctx.keys
         rotation = ctx.rotation(compressed=self.mode != "window")
         qr, q = self.query(x, rotation)
-        keys.write("window", self.layer, batch.seq, batch.positions, self.latent(x, rotation))
+        keys.write_raw("window", self.layer, batch.seq, batch.positions, self.wkv(x), self.kv_norm, rotation)
         window = keys.read("window", self.layer)
         note("attn.qr", qr)
         note("attn.q", q)
@@ -122,7 +122,8 @@ class Attention(nn.Module):
         seq, index, latent = self.compressor(x, ctx.batch, ctx.keys)
         rotation = ctx.rotation(compressed=True, positions=index * self.compressor.ratio)
         ctx.keys.write("entry", self.layer, seq, index, rotate(latent, rotation))
-        ctx.keys.write("index", self.layer, seq, index, self.indexer.keys(latent, rotation))
+        raw = self.indexer.wk(latent.detach())
+        ctx.keys.write_raw("index", self.layer, seq, index, raw, self.indexer.k_norm, rotation)
         note("cmp.latent", latent)
         note("cmp.entry", lambda: ctx.keys.read("entry", self.layer).gather(seq, index))
         note("idx.k", lambda: ctx.keys.read("index", self.layer).gather(seq, index))

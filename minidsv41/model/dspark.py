@@ -85,8 +85,9 @@ class DSpark(nn.ModuleList):
         note("main_x", x)
         rotation = self.rotation(batch.positions, x.dtype)
         for k, block in enumerate(self):
-            keys.write("window", block.attn.layer, batch.seq, batch.positions, block.attn.latent(x, rotation))
-            rows = keys.read("window", block.attn.layer)
+            attn = block.attn
+            keys.write_raw("window", attn.layer, batch.seq, batch.positions, attn.wkv(x), attn.kv_norm, rotation)
+            rows = keys.read("window", attn.layer)
             note(f"ring_kv.{k}", lambda rows=rows: rows.gather(batch.seq, batch.positions))
 
     def hidden(

@@ -31,7 +31,3 @@ class Indexer(nn.Module):
         q = rotate(self.wq_b(qr.detach()).unflatten(-1, (self.heads, self.width)), rotation)
         w = self.weights_proj(x.detach()) * (self.width**-0.5 * self.heads**-0.5)
         return INDEX.fake_quant(q) if self.qat else q, w
-
-    def keys(self, latent: Tensor, rotation: Rotation) -> Tensor:
-        """latent [n, head_dim] before its rotation -> index keys [n, D]."""
-        return rotate(self.k_norm(self.wk(latent.detach())), rotation)

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from minidsv41.config import ModelConfig
 from minidsv41.formats import INDEX, MAIN, WINDOW, Format
+from minidsv41.model.norm import RMSNorm
+from minidsv41.model.rope import Rotation, rotate
 from minidsv41.ops import Batch, Rows
 
 KINDS: dict[str, Format] = {"window": WINDOW, "entry": MAIN, "index": INDEX}
@@ -24,6 +26,12 @@ class Keys(ABC):
     @abstractmethod
     def write(self, kind: str, layer: int, seq: Tensor, index: Tensor, values: Tensor) -> None:
         """Store values [n, D] as rows `index` [n] of sequences `seq` [n]."""
+
+    def write_raw(
+        self, kind: str, layer: int, seq: Tensor, index: Tensor, x: Tensor, norm: RMSNorm, rotation: Rotation
+    ) -> None:
+        """Norm the projections x [n, D], turn them, and `write` them."""
+        self.write(kind, layer, seq, index, rotate(norm(x), rotation))
 
     @abstractmethod
     def read(self, kind: str, layer: int) -> Rows:

@@ -4,17 +4,20 @@ Each operation of the model has two versions, and `versions` chooses. The plain 
 """
 
 from minidsv41.ops import attention as _attention
+from minidsv41.ops import kv_write as _kv_write
 from minidsv41.ops import seam as _seam
 from minidsv41.ops import select as _select
-from minidsv41.ops.kv_write import closed, kv_write, pool_write
+from minidsv41.ops.kv_write import closed
 from minidsv41.ops.rows import Batch, Rows, Span
 from minidsv41.ops.seam import Next, collapse, rms_norm, update
 from minidsv41.ops.select import Pool, PoolSize, index_scores
-from minidsv41.ops.twins import Versions, twin, versions
+from minidsv41.ops.twins import Versions, twin, versions, wanted
 
 seam = twin(_seam.seam, kernel="seam.seam")
 index_select = twin(_select.index_select, kernel="index_select.index_select")
 sparse_attention = twin(_attention.sparse_attention, kernel="attention.sparse_attention")
+kv_write = twin(_kv_write.kv_write, kernel="kv_write.kv_write")
+pool_write = twin(_kv_write.pool_write, kernel="kv_write.pool_write")
 
 __all__ = [
     "Batch",
@@ -35,4 +38,5 @@ __all__ = [
     "sparse_attention",
     "update",
     "versions",
+    "wanted",
 ]

@@ -73,9 +73,8 @@ def twin(plain: Operation, *, kernel: str) -> Operation:
 
     @wraps(plain)
     def operation(*args: Any, **kwargs: Any) -> Any:
-        choice = _blocks[-1].choice if _blocks else "auto"
-        if choice == "kernels" or choice == "auto" and on_gpu(args):
-            done, out = attempt(name, kernel, args, kwargs, must=choice == "kernels")
+        if wanted(*args):
+            done, out = attempt(name, kernel, args, kwargs)
             if done:
                 return out
         count(name, "plain")
@@ -85,11 +84,12 @@ def twin(plain: Operation, *, kernel: str) -> Operation:
     return operation
 
 
-def attempt(name: str, kernel: str, args: tuple, kwargs: dict, *, must: bool) -> tuple[bool, Any]:
+def attempt(name: str, kernel: str, args: tuple, kwargs: dict) -> tuple[bool, Any]:
     """(True, result) of the kernel, or (False, None) where it cannot be imported or does not take these arguments.
 
-    must: raise in these cases. Other errors are never kept back.
+    Where "kernels" were asked for, these cases raise. Other errors are never kept back.
     """
+    must = bool(_blocks) and _blocks[-1].choice == "kernels"
     try:
         run = load(kernel)
     except ImportError as missing:
@@ -134,6 +134,12 @@ def on_gpu(args: tuple) -> bool:
     """Whether a kernel is worth asking: the first tensor lies on a GPU and is not of float64, which none takes."""
     first = next((a for a in args if isinstance(a, Tensor)), None)
     return first is not None and first.is_cuda and first.dtype != torch.float64
+
+
+def wanted(*args: Any) -> bool:
+    """Whether an operation on these arguments would ask its kernel."""
+    choice = _blocks[-1].choice if _blocks else "auto"
+    return choice == "kernels" or choice == "auto" and on_gpu(args)
 
 
 def count(name: str, version: str) -> None:

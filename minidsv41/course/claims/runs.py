@@ -60,7 +60,8 @@ def index_key() -> Found:
     model, _, trace = traced()
     indexer, latent = model.layers[4].attn.indexer, trace["L4.cmp.latent"]
     turn = Rotation.at(torch.arange(len(latent)), frequencies(model.config, compressed=True), latent.dtype)
-    before, after = (INDEX.fake_quant(indexer.keys(x, turn)) for x in (latent, rotate(latent, turn)))
+    raw = (indexer.k_norm(indexer.wk(x)) for x in (latent, rotate(latent, turn)))
+    before, after = (INDEX.fake_quant(rotate(x, turn)) for x in raw)
     found = [float((keys - trace["L4.idx.k"]).abs().max()) for keys in (before, after)]
     text = f"equal from the latent before its rotation, off by {found[1]:.2f} from the rotated one"
     return Found(text, found[0] < 1e-9 < found[1])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from minidsv41.cache import CacheKeys
 from minidsv41.course.sabotage import Fault, replaced
-from minidsv41.model import attention, indexer
+from minidsv41.model import attention, indexer, keys
 from minidsv41.ops import Batch
 
 
@@ -65,7 +65,7 @@ def rope_halves() -> Iterator[None]:
         return rotate
 
     with ExitStack() as stack:
-        for module in (attention, indexer):
+        for module in (attention, indexer, keys):
             stack.enter_context(replaced(module, "rotate", halves))
         yield
 
