@@ -116,7 +116,7 @@ def test_a_value_of_another_type_is_refused_by_name(name: str) -> None:
     ("top", "said"),
     [
         ({"text_config": None}, "text_config = None: an object is expected"),
-        ({"text_config": {}}, "candidate_block_size: missing from the config"),
+        ({"text_config": {}}, "missing from the config: candidate_block_size"),
         ({"quantization_config": "fp8"}, "quantization_config = 'fp8': an object is expected"),
         ({"quantization_config": {"weight_block_size": [128, 128]}}, "quantization_config.weight_block_size"),
         ({"image_token_id": 256}, "image_token_id = 256: a token id below vocab_size = 256"),

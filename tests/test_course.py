@@ -241,6 +241,14 @@ def test_prediction(capsys: pytest.CaptureFixture):
     assert capsys.readouterr().out.splitlines()[1] == "you 0, exact 3: a factor ∞"
 
 
+@pytest.mark.parametrize("guess", ["many", -1, float("nan"), float("inf"), True, None])
+def test_a_guess_that_is_no_amount_is_refused(guess: object, capsys: pytest.CaptureFixture):
+    predict("03", guess).reveal(3)
+    refused, revealed = capsys.readouterr().out.splitlines()
+    assert refused == f"03 ✗ guess = {guess!r}: a number, 0 or more · 请填写不小于 0 的数"
+    assert "no guess recorded" in revealed
+
+
 @pytest.mark.parametrize(
     ("a", "b", "equal"),
     [
@@ -346,7 +354,7 @@ def test_an_edited_copy_is_never_overwritten(shelf: tuple[Path, Path]):
 
 
 def test_reset_renews_one_copy_and_keeps_the_old(shelf: tuple[Path, Path]):
-    assert workbook.reset("00", *shelf) == (shelf[1] / "00_x.ipynb", None)
+    assert workbook.reset("0", *shelf) == (shelf[1] / "00_x.ipynb", None)
     for n in (1, 2):
         edit(shelf[1] / "00_x.ipynb", f"try {n}")
         copy, kept = workbook.reset("00", *shelf)

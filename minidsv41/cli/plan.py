@@ -15,7 +15,9 @@ def plan(
     record: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="A record of `bench machine` instead of --gpu.")
     ] = None,
-    context: Annotated[int, typer.Option(help="Tokens of a session.")] = 131_072,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens of a session (default: 131072, or as many as the model reads).")
+    ] = None,
     sessions: Annotated[int, typer.Option(help="Sessions that are wanted at once.")] = 1000,
     hit: Annotated[int, typer.Option(help="Tokens of a prompt whose entries are found.")] = 0,
     tables: Annotated[str, typer.Option(help="Where Engram's rows lie: host or gpu.")] = "host",
@@ -38,11 +40,12 @@ def plan(
     if not isfinite(price):
         raise planner.PlanError(f"price = {price}: a finite number, 0 or more")
     machine = planner.machine_recorded(record) if record else planner.machine_named(gpu)
+    wanted = planner.planned(model)
     order = planner.Order(
-        model=planner.planned(model),
+        model=wanted,
         machine=machine,
         gpus=gpus,
-        context=context,
+        context=min(131_072, wanted.longest) if context is None else context,
         sessions=sessions,
         hit=hit,
         tables=tables,

@@ -195,7 +195,8 @@ class ModelConfig:
         names = {f.name for f in fields(cls)}
         needed = names - {"qat", "initializer_range", *TOP_LEVEL}
         if missing := sorted(needed - text.keys()):
-            raise ConfigError(f"{missing[0]}: missing from the config (all missing: {missing})")
+            more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+            raise ConfigError(f"missing from the config: {', '.join(missing[:5])}{more}")
         kept = {k: v for k, v in text.items() if k in names}
         config = cls(**kept | {"rope_scaling": RopeScaling.from_json(kept["rope_scaling"])})
         if len(rows := config.engram_num_embeddings) != len(layers := config.engram_layer_ids):

@@ -8,6 +8,7 @@ import textwrap
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal
 
 from minidsv41.course.exercise import TODO, Exercise, Todo, Untouched, call, same, size
@@ -199,9 +200,11 @@ class Prediction:
 
 def predict(lesson: str, guess: Any = TODO, *, unit: str = "") -> Prediction:
     """Write a guess down: `guess = predict("03", 128, unit="tokens")`, later `guess.reveal(exact)`."""
-    number = isinstance(guess, (int, float)) and not isinstance(guess, bool)
+    number = isinstance(guess, (int, float)) and not isinstance(guess, bool) and 0 <= guess < inf
     if number:
         print(f"{lesson} ● guess recorded · 已记下猜测: {shown(guess)} {unit}".rstrip())
+    elif guess is not TODO:
+        print(f"{lesson} ✗ guess = {guess!r}: a number, 0 or more · 请填写不小于 0 的数")
     else:
         print(f"{lesson} ○ no guess recorded · 未填写猜测")
     return Prediction(lesson, guess if number else None, unit)

@@ -51,11 +51,11 @@ def fill_one(lesson: Path, copy: Path) -> Outcome:
 
 
 def reset(number: str, notebooks: Path = NOTEBOOKS, workbook: Path = WORKBOOK) -> tuple[Path, Path | None]:
-    """Renew the copy of lesson `number` ("00", "05b"). -> the copy, and where the old one went
+    """Renew the copy of lesson `number` ("00", "05b", or "5b"). -> the copy, and where the old one went
 
     The old copy becomes `NAME.bak1.ipynb`, with the first free number. Raises WorkbookError for an unknown lesson.
     """
-    found = [p for p in notebooks.glob("*.ipynb") if p.name.partition("_")[0] == number]
+    found = [p for p in notebooks.glob("*.ipynb") if p.name.partition("_")[0] in (number, f"0{number}")]
     if len(found) != 1:
         known = ", ".join(sorted(p.name.partition("_")[0] for p in notebooks.glob("*.ipynb")))
         raise WorkbookError(f"lesson = {number!r}: allowed are {known}")

@@ -30,7 +30,7 @@ def unit(line: Line) -> str:
 
 def digits(value: float) -> str:
     """Three decimals, and below 1 four digits."""
-    return f"{value:.4g}" if abs(value) < 1 else f"{round(value, 3):,.12g}"
+    return f"{value:.4g}" if abs(value) < 1 else f"{value:,.3f}".rstrip("0").rstrip(".")
 
 
 def table(book: Book, *, formulas: bool) -> Table:
