@@ -7,6 +7,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from minidsv41.families import delta
+from minidsv41.kernels.bench.gated_delta import case
 from minidsv41.kernels.gated_delta import Tile, chunked
 from minidsv41.kernels.launch import INTERPRETED, Unsupported
 
@@ -131,3 +132,13 @@ def test_what_is_not_supported_is_refused(change, message):
     given = same | dict(g=torch.zeros(3, 2), beta=torch.zeros(3, 2), S=torch.zeros(2, 16, 16))
     with pytest.raises(Unsupported, match=message):
         chunked(**(given | change))
+
+
+def test_the_bench_case_runs_kernel_and_twin_on_the_same_inputs(device):
+    found = case(130, 1, 2, 32)
+    contest = found.build(device, 1)
+    assert contest.error() < contest.tolerance
+    wide = 130 * (2 * 1 + 2 * 2) * 32
+    assert found.bytes == 2 * wide + 4 * (2 * 130 * 2 + 2 * 2 * 32 * 32)
+    for one, other in zip(contest.runs["kernel"](), contest.runs["plain"](), strict=True):
+        assert one.shape == other.shape and error(one, other.double().cpu()) < contest.tolerance
