@@ -1,10 +1,12 @@
-"""Norm, rotation and packing of new keys in one pass, straight into the cache: twins of `ops.kv_write`.
+"""Norm, rotation and packing of new keys in one pass, straight into the cache, and the pooling of pairs in front.
 
-A program takes a few rows; a warp holds a row of 512 in registers, 16 channels a thread, and meets other threads only
-in sums and maxima. A row is read once and stored once, bf16: 1,024 B in, 256 B of angles, and 288 B (main), 528 B
-(window) out. Device memory limits it, barely: main needs about 20 instructions an element, as no card before
-Blackwell rounds to E2M1 by itself. Rounding goes through bits: |x / s| times 2**-126 has its E2M1 code in its top
-exponent and mantissa bits. x / s is x times 1 / s; what lies within 8 float32 steps of a tie counts as a tie.
+`write`: a program, one warp, takes rows one after the other, 16 channels a thread for a row of 512, and reads ahead.
+A row is read and stored once, in bf16: 1,024 B in, 256 B of angles, 288 B (main) or 528 B (window) out. Device memory
+limits it, barely: main takes about 400 instructions a row and warp, 14 us of them at 32,768 rows beside 12 us of bytes.
+
+`pool`: a program for each token: that which closes a pair takes its own row and the one before (this call's, or the
+open pair of the last), the others leave a row of zeros, so that shapes do not depend on positions. Another for each
+sequence keeps its last row for the next call. 4,096 B a token in (float32 content and gate), 1,024 B of latent out.
 """
 
 from __future__ import annotations
@@ -17,13 +19,9 @@ import triton.language as tl
 from torch import Tensor
 
 from minidsv41.formats import INDEX, MAIN, WINDOW, Format
-from minidsv41.kernels import launch as launching
-from minidsv41.kernels.codes import e4m3_decode, e4m3_encode, ue8m0_decode, ue8m0_encode
 from minidsv41.kernels.launch import launch, native_fp8, require
-from minidsv41.ops import Rows
-
-INTERPRETED = tl.constexpr(launching.INTERPRETED)
-ACTIVATIONS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}
+from minidsv41.kernels.packing import ACTIVATIONS, inverse_rms, physical, placed, rounded, turned
+from minidsv41.ops import Batch, Rows, closed
 
 
 class Tile(NamedTuple):
@@ -36,123 +34,6 @@ class Tile(NamedTuple):
 def tile_of(rows: int) -> Tile:
     """About as many programs as an H200 holds at once, 132 x 32 of one warp."""
     return Tile(rows=max(1, min(16, rows // 4096)))
-
-
-@triton.jit
-def rounded(x, TYPE: tl.constexpr):
-    """float32 -> the nearest number of TYPE, ties to even, as float32. The interpreter's own cast cuts bits off."""
-    if tl.float32 == TYPE:
-        return x
-    if INTERPRETED:
-        bits = x.to(tl.int32, bitcast=True)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
-    return tl.inline_asm_elementwise(  # two at a time; `x.to(TYPE)` would convert one by one, on a slow unit
-        "{.reg .b32 t; cvt.rn.bf16x2.f32 t, $3, $2; shl.b32 $0, t, 16; and.b32 $1, t, 0xffff0000;}",
-        "=r,=r,r,r", [x], tl.float32, True, 2,
-    )  # fmt: skip
-
-
-@triton.jit
-def over(x, N: tl.constexpr):
-    """x / N for a small whole N, exact where the quotient is short, without the branches of a true division."""
-    ONE: tl.constexpr = 1.0 / N
-    near = ((x * ONE).to(tl.int32, bitcast=True) & -4096).to(tl.float32, bitcast=True)  # near * N is exact
-    return near + (x - near * N) * ONE
-
-
-@triton.jit
-def halves(low, high):
-    """float32 pairs, scaled by 2**-14 and cut at 6 -> their float16 bits, both in one int32."""
-    if INTERPRETED:
-        low, high = tl.clamp(low, -6 * 2.0**-14, 6 * 2.0**-14), tl.clamp(high, -6 * 2.0**-14, 6 * 2.0**-14)
-        low, high = low.to(tl.float16).to(tl.int16, bitcast=True), high.to(tl.float16).to(tl.int16, bitcast=True)
-        return (low.to(tl.int32) & 0xFFFF) | (high.to(tl.int32) << 16)
-    return tl.inline_asm_elementwise(
-        """{.reg .b32 t, m; cvt.rn.f16x2.f32 t, $2, $1; mov.b32 m, 0x0E000E00; min.f16x2 t, t, m;
-        mov.b32 m, 0x8E008E00; max.f16x2 $0, t, m;}""",
-        "=r,r,r", [low, high], tl.int32, True, 1,
-    )  # fmt: skip
-
-
-@triton.jit
-def nibbles(x, inverse, N: tl.constexpr, TYPE: tl.constexpr):
-    """x [N * 8] times inverse, of the same shape -> E2M1 codes, eight in an int32 [N], the first lowest.
-
-    x times a small power of two, as a float, has its code in the lowest exponent bit or two and the first of the
-    mantissa. For bfloat16, float16 is enough to tell a tie (quotients differ by 2**-8 or not at all), and two fit.
-    """
-    if tl.bfloat16 == TYPE:
-        low, high = (x * (inverse * 2.0**-14)).reshape(N, 2, 4).permute(0, 2, 1).split()  # channels k and k + 4
-        bits = halves(low, high)
-        bits += 0xFF00FF + ((bits >> 9) & 0x10001)  # up where beyond a half, or at it and odd
-        codes = ((bits >> 9) & 0x70007) | ((bits >> 12) & 0x80008)
-        return tl.sum(codes << (tl.arange(0, 4) * 4)[None, :], 1)
-    x *= inverse
-    bits = tl.minimum(tl.abs(x) * 2.0**-126, 6 * 2.0**-126).to(tl.int32, bitcast=True)
-    codes = (bits + 0x1FFFF8 + ((bits >> 18) & 16)) >> 22  # what is within 8 steps of a tie counts as one
-    codes = (codes | ((x.to(tl.int32, bitcast=True) >> 28) & 8)).reshape(N, 8)
-    return tl.sum(codes << (tl.arange(0, 8) * 4)[None, :], 1)
-
-
-@triton.jit
-def packed(
-    x, WIDE: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr, TYPE: tl.constexpr, FP8: tl.constexpr
-):  # fmt: skip
-    """x [WIDE] -> int32 words [WIDE * bits / 32] and uint8 scale codes [WIDE / GROUP]."""
-    FLOOR: tl.constexpr = 6 * 2.0**-9 if FORM == "main" else 1e-4 if FORM == "window" else 6 * 2.0**-126
-    LARGEST: tl.constexpr = 448.0 if FORM == "window" else 6.0
-    largest = tl.max(tl.abs(x).reshape(WIDE // GROUP, GROUP), 1)
-    scale = over(tl.maximum(largest, FLOOR, propagate_nan=tl.PropagateNan.ALL), LARGEST)
-    if FORM == "main":
-        scales = e4m3_encode(scale, FP8)
-        inverse = 1.0 / e4m3_decode(scales, FP8).to(tl.float32)
-    else:
-        scales = ue8m0_encode(scale)
-        inverse = ue8m0_decode(254 - scales.to(tl.int32))
-    inverse = inverse.expand_dims(1).broadcast_to(WIDE // GROUP, GROUP).reshape(WIDE)
-    if FORM == "window":
-        x *= inverse
-        codes = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True) if FP8 else e4m3_encode(x, FP8)
-        words = tl.sum(codes.to(tl.int32).reshape(WIDE // 4, 4) << (tl.arange(0, 4) * 8)[None, :], 1)
-    else:
-        words = nibbles(x, inverse, WIDE // 8, TYPE)
-    return words, scales
-
-
-@triton.jit
-def placed(
-    x, at, data, scales, FIRST: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr,
-    WORD: tl.constexpr, FORM: tl.constexpr, TYPE: tl.constexpr, FP8: tl.constexpr,
-):  # fmt: skip
-    """Pack x [WIDE] and store it as the channels from FIRST on of physical row `at`; -1: not at all."""
-    words, groups = packed(x, WIDE, GROUP, FORM, TYPE, FP8)
-    tl.store(data + at * (D // WORD) + (FIRST // WORD) + tl.arange(0, WIDE // WORD), words, at >= 0)
-    tl.store(scales + at * (D // GROUP) + (FIRST // GROUP) + tl.arange(0, WIDE // GROUP), groups, at >= 0)
-
-
-@triton.jit
-def turned(x, angles, cos, sin, WIDE: tl.constexpr, R: tl.constexpr, TYPE: tl.constexpr):
-    """Turn the last R channels of x [WIDE] by row `angles` of cos and sin."""
-    p = tl.arange(0, WIDE // 2) - (WIDE - R) // 2
-    c = tl.load(cos + angles * (R // 2) + p, p >= 0, 1.0)
-    s = tl.load(sin + angles * (R // 2) + p, p >= 0, 0.0)
-    a, b = x.reshape(WIDE // 2, 2).split()
-    first = tl.where(p >= 0, rounded(a * c - b * s, TYPE), a)
-    second = tl.where(p >= 0, rounded(a * s + b * c, TYPE), b)
-    return tl.join(first, second).reshape(WIDE)
-
-
-@triton.jit
-def inverse_rms(total, D: tl.constexpr, eps):
-    """Of a row with `total` as its sum of squares; NaN if that is not finite."""
-    return tl.rsqrt(total / D + eps) + (total - total)
-
-
-@triton.jit
-def physical(table, seq, index, pages, PAGE: tl.constexpr):
-    """Row `index` of sequence `seq` by the page table, -1 for -1."""
-    page = tl.load(table + seq.to(tl.int64) * pages + index // PAGE, index >= 0, 0).to(tl.int64)
-    return tl.where(index >= 0, page * PAGE + index % PAGE, -1)
 
 
 @triton.jit
@@ -233,6 +114,78 @@ def arguments(
     )  # fmt: skip
 
 
+@triton.jit
+def pool(
+    pairs, before, norm, cos, sin, seq, offset, index, starts, table, data, scales, latents, opened, T, pages, eps,
+    D: tl.constexpr, R: tl.constexpr, WIDE: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr,
+    WORD: tl.constexpr, FORM: tl.constexpr, TYPE: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    row, d = tl.program_id(0).to(tl.int64), tl.arange(0, D)
+    if row < T:
+        entry = tl.load(index + row)
+        latent = tl.zeros([D], tl.float32)
+        if entry >= 0:
+            own, begins = tl.load(seq + row).to(tl.int64), tl.load(offset + row) == 0
+            c, g = pair(pairs + row * (2 * D) + d, True, D)
+            here, there = pair(pairs + (row - 1) * (2 * D) + d, begins == 0, D)
+            c0, g0 = pair(before + own * (2 * D) + d, begins, D)
+            c0, g0 = tl.where(begins, c0, here), tl.where(begins, g0, there)
+            most = tl.maximum(g, g0)
+            e, e0 = tl.exp(g - most), tl.exp(g0 - most)
+            pooled = rounded((c0 * e0 + c * e) / (e0 + e), TYPE)
+            factor = inverse_rms(tl.sum(pooled * pooled), D, eps)
+            latent = rounded(pooled * factor * tl.load(norm + d).to(tl.float32), TYPE)
+            at = physical(table, own, entry, pages, PAGE)
+            placed(
+                turned(latent, row, cos, sin, D, R, TYPE), at, data, scales, 0, D, D, GROUP, WORD, FORM, TYPE, FP8
+            )  # fmt: skip
+        tl.store(latents + row * D + d, latent.to(latents.dtype.element_ty))
+    else:
+        own = row - T
+        first, end = tl.load(starts + own), tl.load(starts + own + 1)
+        c, g = pair(pairs + (end - 1) * (2 * D) + d, first < end, D)
+        c0, g0 = pair(before + own * (2 * D) + d, first == end, D)
+        tl.store(opened + own * (2 * D) + d, tl.where(first < end, c, c0))
+        tl.store(opened + own * (2 * D) + D + d, tl.where(first < end, g, g0))
+
+
+@triton.jit
+def pair(at, wanted, D: tl.constexpr):
+    """Content and gate, float32, if wanted."""
+    return tl.load(at, wanted, 0.0).to(tl.float32), tl.load(at + D, wanted, 0.0).to(tl.float32)
+
+
+def pool_write(
+    pairs: Tensor,
+    before: Tensor,
+    norm: Tensor,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    into: Rows,
+    batch: Batch,
+    *,
+    index: Tensor | None = None,
+    warps: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """As the plain twin."""
+    require(pairs.dim() == 3 and pairs.shape[1] == 2, f"pairs {tuple(pairs.shape)}: allowed are [T, 2, D]")
+    (T, _, D), S = pairs.shape, len(batch.lengths)
+    require(pairs.dtype in ACTIVATIONS, f"pairs {pairs.dtype}: allowed are float32 and bfloat16")
+    require(into.dtype in ACTIVATIONS, f"into.dtype = {into.dtype}: allowed are float32 and bfloat16")
+    require(before.shape == (S, 2, D), f"before {tuple(before.shape)}: allowed is {(S, 2, D)}")
+    require(before.dtype == torch.float32, f"before {before.dtype}: allowed is float32")
+    index = closed(batch) if index is None else index
+    shared = arguments(norm, cos, sin, into, batch.seq, index, T, D)
+    latents, opened = pairs.new_empty(T, D, dtype=into.dtype), torch.empty_like(before)
+    launch(
+        pool, (T + S,), pairs=pairs.contiguous(), before=before.contiguous(), offset=batch.offset,
+        starts=batch.cu_seqlens, latents=latents, opened=opened, T=T, eps=eps, TYPE=ACTIVATIONS[into.dtype],
+        num_warps=warps, **shared,
+    )  # fmt: skip
+    return latents, opened
+
+
 def specimen(form: Format, D: int, T: int = 32768, R: int = 64) -> None:
     """A call without data at released widths."""
     on = dict(device="meta")
@@ -244,8 +197,21 @@ def specimen(form: Format, D: int, T: int = 32768, R: int = 64) -> None:
     kv_write(x, norm, 1e-20, angles, angles, into, place, place)
 
 
+def pool_specimen(T: int = 4096, D: int = 512, R: int = 64) -> object:
+    """A call without data at released widths."""
+    on = dict(device="meta")
+    pairs, norm, angles = torch.empty(T, 2, D, **on), torch.empty(D, **on), torch.empty(T, R // 2, **on)
+    data, scales = torch.empty(T, D // 2, dtype=torch.uint8, **on), torch.empty(T, D // 16, dtype=torch.uint8, **on)
+    into = Rows(data, torch.empty(1, T // 32, dtype=torch.int64, **on), 32, scales, MAIN, torch.bfloat16)
+    batch = Batch(torch.empty(T, dtype=torch.int64, **on), (1,), (T,))
+    index = torch.empty(T, dtype=torch.int64, **on)
+    batch.__dict__.update(seq=index, offset=index, cu_seqlens=index[:2])  # which need values to be computed
+    return pool_write(pairs, pairs[:1], norm, 1e-20, angles, angles, into, batch, index=index)
+
+
 SPECIMENS = {
     "main": lambda: specimen(MAIN, 512),
     "window": lambda: specimen(WINDOW, 512),
     "index": lambda: specimen(INDEX, 128),
+    "pool": pool_specimen,
 }

@@ -7,8 +7,8 @@ pytest.importorskip("triton")
 
 from minidsv41 import ops  # noqa: E402
 from minidsv41.formats import MAIN  # noqa: E402
+from minidsv41.kernels.kv_write import pool_write  # noqa: E402
 from minidsv41.kernels.launch import Unsupported, recorded  # noqa: E402
-from minidsv41.kernels.pool_write import pool_write  # noqa: E402
 from minidsv41.model.rope import Rotation  # noqa: E402
 from minidsv41.ops import Batch, Rows, closed  # noqa: E402
 

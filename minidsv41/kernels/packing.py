@@ -1,0 +1,134 @@
+"""Values become the bytes of a row inside a kernel: rotated, rounded, packed, stored. A program has one row.
+
+E2M1 is rounded by bits: no card before Blackwell does it by itself. A quotient x / s is x times 1 / s, and what lies
+within 8 float32 steps of a tie counts as the tie.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from minidsv41.kernels import launch as launching
+from minidsv41.kernels.codes import e4m3_decode, e4m3_encode, ue8m0_decode, ue8m0_encode
+
+INTERPRETED = tl.constexpr(launching.INTERPRETED)
+ACTIVATIONS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}
+
+
+@triton.jit
+def rounded(x, TYPE: tl.constexpr):
+    """float32 -> the nearest number of TYPE, ties to even, as float32. The interpreter's own cast cuts bits off."""
+    if tl.float32 == TYPE:
+        return x
+    if INTERPRETED:
+        bits = x.to(tl.int32, bitcast=True)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+    return tl.inline_asm_elementwise(  # two at a time; `x.to(TYPE)` would convert one by one, on a slow unit
+        "{.reg .b32 t; cvt.rn.bf16x2.f32 t, $3, $2; shl.b32 $0, t, 16; and.b32 $1, t, 0xffff0000;}",
+        "=r,=r,r,r", [x], tl.float32, True, 2,
+    )  # fmt: skip
+
+
+@triton.jit
+def over(x, N: tl.constexpr):
+    """x / N for a small whole N, exact where the quotient is short, without the branches of a true division."""
+    ONE: tl.constexpr = 1.0 / N
+    near = ((x * ONE).to(tl.int32, bitcast=True) & -4096).to(tl.float32, bitcast=True)  # near * N is exact
+    return near + (x - near * N) * ONE
+
+
+@triton.jit
+def halves(low, high):
+    """float32 pairs, scaled by 2**-14 and cut at 6 -> their float16 bits, both in one int32."""
+    if INTERPRETED:
+        low, high = tl.clamp(low, -6 * 2.0**-14, 6 * 2.0**-14), tl.clamp(high, -6 * 2.0**-14, 6 * 2.0**-14)
+        low, high = low.to(tl.float16).to(tl.int16, bitcast=True), high.to(tl.float16).to(tl.int16, bitcast=True)
+        return (low.to(tl.int32) & 0xFFFF) | (high.to(tl.int32) << 16)
+    return tl.inline_asm_elementwise(
+        """{.reg .b32 t, m; cvt.rn.f16x2.f32 t, $2, $1; mov.b32 m, 0x0E000E00; min.f16x2 t, t, m;
+        mov.b32 m, 0x8E008E00; max.f16x2 $0, t, m;}""",
+        "=r,r,r", [low, high], tl.int32, True, 1,
+    )  # fmt: skip
+
+
+@triton.jit
+def nibbles(x, inverse, N: tl.constexpr, TYPE: tl.constexpr):
+    """x [N * 8] times inverse, of the same shape -> E2M1 codes, eight in an int32 [N], the first lowest.
+
+    x times a small power of two, as a float, has its code in the lowest exponent bit or two and the first of the
+    mantissa. For bfloat16, float16 is enough to tell a tie (quotients differ by 2**-8 or not at all), and two fit.
+    """
+    if tl.bfloat16 == TYPE:
+        low, high = (x * (inverse * 2.0**-14)).reshape(N, 2, 4).permute(0, 2, 1).split()  # channels k and k + 4
+        bits = halves(low, high)
+        bits += 0xFF00FF + ((bits >> 9) & 0x10001)  # up where beyond a half, or at it and odd
+        codes = ((bits >> 9) & 0x70007) | ((bits >> 12) & 0x80008)
+        return tl.sum(codes << (tl.arange(0, 4) * 4)[None, :], 1)
+    x *= inverse
+    bits = tl.minimum(tl.abs(x) * 2.0**-126, 6 * 2.0**-126).to(tl.int32, bitcast=True)
+    codes = (bits + 0x1FFFF8 + ((bits >> 18) & 16)) >> 22  # what is within 8 steps of a tie counts as one
+    codes = (codes | ((x.to(tl.int32, bitcast=True) >> 28) & 8)).reshape(N, 8)
+    return tl.sum(codes << (tl.arange(0, 8) * 4)[None, :], 1)
+
+
+@triton.jit
+def packed(
+    x, WIDE: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr, TYPE: tl.constexpr, FP8: tl.constexpr
+):  # fmt: skip
+    """x [WIDE] -> int32 words [WIDE * bits / 32] and uint8 scale codes [WIDE / GROUP]."""
+    FLOOR: tl.constexpr = 6 * 2.0**-9 if FORM == "main" else 1e-4 if FORM == "window" else 6 * 2.0**-126
+    LARGEST: tl.constexpr = 448.0 if FORM == "window" else 6.0
+    largest = tl.max(tl.abs(x).reshape(WIDE // GROUP, GROUP), 1)
+    scale = over(tl.maximum(largest, FLOOR, propagate_nan=tl.PropagateNan.ALL), LARGEST)
+    if FORM == "main":
+        scales = e4m3_encode(scale, FP8)
+        inverse = 1.0 / e4m3_decode(scales, FP8).to(tl.float32)
+    else:
+        scales = ue8m0_encode(scale)
+        inverse = ue8m0_decode(254 - scales.to(tl.int32))
+    inverse = inverse.expand_dims(1).broadcast_to(WIDE // GROUP, GROUP).reshape(WIDE)
+    if FORM == "window":
+        x *= inverse
+        codes = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True) if FP8 else e4m3_encode(x, FP8)
+        words = tl.sum(codes.to(tl.int32).reshape(WIDE // 4, 4) << (tl.arange(0, 4) * 8)[None, :], 1)
+    else:
+        words = nibbles(x, inverse, WIDE // 8, TYPE)
+    return words, scales
+
+
+@triton.jit
+def placed(
+    x, at, data, scales, FIRST: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr,
+    WORD: tl.constexpr, FORM: tl.constexpr, TYPE: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """Pack x [WIDE] and store it as the channels from FIRST on of physical row `at`; -1: not at all."""
+    words, groups = packed(x, WIDE, GROUP, FORM, TYPE, FP8)
+    tl.store(data + at * (D // WORD) + (FIRST // WORD) + tl.arange(0, WIDE // WORD), words, at >= 0)
+    tl.store(scales + at * (D // GROUP) + (FIRST // GROUP) + tl.arange(0, WIDE // GROUP), groups, at >= 0)
+
+
+@triton.jit
+def turned(x, angles, cos, sin, WIDE: tl.constexpr, R: tl.constexpr, TYPE: tl.constexpr):
+    """Turn the last R channels of x [WIDE] by row `angles` of cos and sin."""
+    p = tl.arange(0, WIDE // 2) - (WIDE - R) // 2
+    c = tl.load(cos + angles * (R // 2) + p, p >= 0, 1.0)
+    s = tl.load(sin + angles * (R // 2) + p, p >= 0, 0.0)
+    a, b = x.reshape(WIDE // 2, 2).split()
+    first = tl.where(p >= 0, rounded(a * c - b * s, TYPE), a)
+    second = tl.where(p >= 0, rounded(a * s + b * c, TYPE), b)
+    return tl.join(first, second).reshape(WIDE)
+
+
+@triton.jit
+def inverse_rms(total, D: tl.constexpr, eps):
+    """Of a row with `total` as its sum of squares; NaN if that is not finite."""
+    return tl.rsqrt(total / D + eps) + (total - total)
+
+
+@triton.jit
+def physical(table, seq, index, pages, PAGE: tl.constexpr):
+    """Row `index` of sequence `seq` by the page table, -1 for -1."""
+    page = tl.load(table + seq.to(tl.int64) * pages + index // PAGE, index >= 0, 0).to(tl.int64)
+    return tl.where(index >= 0, page * PAGE + index % PAGE, -1)
