@@ -7,6 +7,7 @@ pytest.importorskip("triton")
 
 from minidsv41 import ops  # noqa: E402
 from minidsv41.formats import INDEX, MAIN, WINDOW  # noqa: E402
+from minidsv41.kernels.bench import kv_write as bench  # noqa: E402
 from minidsv41.kernels.kv_write import Tile, kv_write  # noqa: E402
 from minidsv41.kernels.launch import Unsupported, recorded  # noqa: E402
 from minidsv41.model.rope import Rotation, rotate  # noqa: E402
@@ -202,3 +203,14 @@ def test_what_is_not_supported_is_refused_before_anything_is_written(change, sai
     with recorded() as launches, pytest.raises(Unsupported) as error:
         kv_write(x, norm, EPS, angles, angles, into, seq, index)
     assert said in str(error.value) and not launches
+
+
+@pytest.mark.parametrize(
+    "case", [bench.case(MAIN, 20, D=64, R=16), bench.case(WINDOW, 20, D=64, R=16), bench.pool_case(20, D=64, R=16)]
+)
+def test_a_small_bench_case_runs_and_is_right(case, device):
+    contest = case.build(device, 0)
+    assert next(iter(contest.runs)) == "kernel"
+    for name in ("kernel", "plain"):
+        contest.runs[name]()
+    assert contest.error() <= contest.tolerance
