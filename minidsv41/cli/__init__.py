@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from minidsv41 import __version__
-from minidsv41.cli.bench import bench
+from minidsv41.cli.bench import bench, require_device, require_versions
+from minidsv41.cli.kernels import bench_kernels, kernels
 from minidsv41.cli.lesson import lesson
 from minidsv41.cli.plan import plan
 from minidsv41.cli.study import study
@@ -21,6 +22,8 @@ app = typer.Typer(
 )
 app.add_typer(bench, name="bench")
 app.add_typer(lesson, name="lesson")
+bench.command("kernels")(bench_kernels)
+app.command()(kernels)
 app.command()(study)
 app.command()(plan)
 
@@ -96,19 +99,26 @@ def ledger(
 def parity(
     folder: Annotated[Path, typer.Argument(help="A folder laid out like tests/golden/v41_tiny.")],
     json: Annotated[bool, typer.Option("--json", help="Print every comparison as JSON.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, or cuda, where float32 runs on the kernels.")] = "cpu",
+    versions: Annotated[str, typer.Option(help="Of the operations in float32: auto, plain or kernels.")] = "auto",
+    case: Annotated[str, typer.Option(help="Only cases whose name contains this, such as decode or noqat.")] = "",
 ) -> None:
     """Compare the model with reference traces, stage by stage. Exit status 1 if any stage differs."""
     from rich.console import Console
 
-    from minidsv41 import parity
+    from minidsv41 import ops, parity
 
+    require_device(device)
+    require_versions(versions)
     status = Console(stderr=True)
-    with status.status("loading") as progress:
-        rows = parity.parity(folder, progress=progress.update)
+    with status.status("loading") as progress, ops.versions() as seen:
+        rows = parity.parity(folder, device=device, versions=versions, only=case, progress=progress.update)
     if json:
         typer.echo(parity.to_json(rows))
     else:
-        parity.show(rows, Console(width=None if status.is_terminal else 120))
+        console = Console(width=None if status.is_terminal else 120)
+        parity.show(rows, console)
+        console.print(parity.ran(seen), soft_wrap=True)
     raise typer.Exit(any(r.verdict == "FAIL" for r in rows))
 
 

@@ -1,0 +1,99 @@
+"""`minidsv41 kernels` and `minidsv41 bench kernels`: what the Triton kernels are made of, and how long they take."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def bench_kernels(
+    only: Annotated[str, typer.Option(help="A part of the name of an operation, or of OPERATION SHAPE.")] = "",
+    rounds: Annotated[int, typer.Option(min=1, help="How often everything is timed, to show drift.")] = 2,
+    minutes: Annotated[float, typer.Option(min=0.1, help="No case begins after that.")] = 7.5,
+    compile_peers: Annotated[bool, typer.Option(help="Also time the plain versions under torch.compile.")] = True,
+    processes: Annotated[
+        int | None, typer.Option(min=0, help="That compile beforehand; one a core, at most 14.")
+    ] = None,
+    into: Annotated[Path | None, typer.Option(help="The folder of the record; data/records if not given.")] = None,
+) -> None:
+    """Check and time every kernel and its peers on this GPU; floors from ceilings of the same run. Eight minutes."""
+    import time
+
+    from rich.console import Console
+
+    from minidsv41.cli.bench import require_device
+    from minidsv41.paths import records_dir
+
+    require_device("cuda")
+    from minidsv41.kernels.bench import record as records
+    from minidsv41.kernels.bench.run import cases
+    from minidsv41.kernels.bench.worker import Worker, warm
+
+    began, (chosen, missing) = time.monotonic(), cases(only)
+    for text in missing:
+        typer.echo(f"cannot be imported: {text}", err=True)
+    if not chosen:
+        raise typer.BadParameter(f"{only}: no case has a name with it", param_hint="--only")
+    processes = min(14, os.cpu_count() or 1) if processes is None else processes
+    if processes:
+        warm(list(chosen), processes=processes, seconds=20 * minutes, compiled=compile_peers)
+    typer.echo(f"compiled in {time.monotonic() - began:.0f} s")
+    worker = Worker(rounds=rounds, compiled=compile_peers)
+    try:
+        worker.begin()
+        settings = {"only": only, "rounds": rounds, "compile_peers": compile_peers}
+        record = records.Record.begin(into or records_dir(), settings, worker.machine, worker.ceilings)
+        left = 60 * minutes - (time.monotonic() - began)
+        records.measure(chosen, record, worker.rows, seconds=left, say=typer.echo)
+    finally:
+        worker.end()
+    rows = record.latest()
+    Console(width=None if Console().is_terminal else 160).print(records.table(rows))
+    typer.echo(f"{records.counted(rows)}; {record.path}; {time.monotonic() - began:.0f} s")
+
+
+def compiled_rows(part: str, cards: list[int]) -> Iterator[dict]:
+    """Rows of minidsv41.kernels.compiled, from a process that does not interpret. Raises CompileError."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "minidsv41.kernels.compiled", part, *map(str, cards)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            yield json.loads(line)
+    if process.returncode:
+        raise CompileError(f"{' '.join(command[1:])} failed; its last words are above")
+
+
+class CompileError(RuntimeError):
+    """Kernels that do not compile."""
+
+
+def kernels(
+    part: Annotated[str, typer.Argument(help="A part of the name of a kernel's specimen; all if not given.")] = "",
+    card: Annotated[list[int] | None, typer.Option(help="80, 90 or 100, for sm_80 and so on; may repeat.")] = None,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON line a kernel.")] = False,
+) -> None:
+    """Compile every kernel at the released widths, for cards that need not be here: registers, spills, tensor cores."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        caption="stack: bytes a thread keeps outside its registers (spills); matrix: tensor core instructions"
+    )
+    for name in ("specimen", "kernel"):
+        table.add_column(name)
+    for name in ("card", "registers", "stack", "shared", "matrix"):
+        table.add_column(name, justify="right")
+    for row in compiled_rows(part, card or [90]):
+        if json_lines:
+            typer.echo(json.dumps(row))
+        numbers = (f"{row[name]:,}" for name in ("registers", "stack", "shared", "matrix"))
+        table.add_row(row["specimen"], row["kernel"], f"sm_{row['capability']}", *numbers)
+    if not json_lines:
+        Console(width=None if Console().is_terminal else 120).print(table)

@@ -1,0 +1,237 @@
+"""The measuring harness: what it keeps, what it refuses to time, and what it survives. Clocks and timers are made up."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from minidsv41.cli import app
+from minidsv41.kernels.bench import ceilings, record, run, worker
+from minidsv41.kernels.bench.case import Case, Contest
+from minidsv41.kernels.bench.ceilings import Ceilings
+from minidsv41.kernels.bench.timing import GraphTimer, Timing
+from minidsv41.kernels.launch import launch
+
+CARD = Ceilings(copy=4000.0, read=4400.0, pinned=55.0, matmul=800.0, launch_us=0.5)
+CPU = torch.device("cpu")
+
+
+def broken() -> None:
+    raise RuntimeError("out of memory\nand much more text")
+
+
+def case(*, error: float = 0.0, target: float | None = 12.0, **peers) -> Case:
+    """Doubling: 4 kB in a floor of 1 µs; `peers` run beside the kernel."""
+
+    def build(device: torch.device, seed: int) -> Contest:
+        x = torch.full((4,), float(seed), device=device)
+        runs = {"kernel": lambda: x + x, "plain": lambda: 2 * x} | peers
+        return Contest(runs, lambda: error, 1e-3, workspace=64, eager=frozenset({"host"}))
+
+    return Case("double", "T=4", 4_000_000, 0, target, build)
+
+
+class Made:
+    """A timer on which every call takes 10 µs, then 20, then 30; it runs every slot once."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, bool]] = []
+
+    def __call__(self, calls, *, capture=True):
+        for call in calls:
+            call()
+        self.seen.append((len(calls), capture))
+        return Timing([10.0 * len(self.seen)] * 3, len(calls), len(calls), "graph" if capture else "events")
+
+
+def rows(case: Case, *, timer=None, **settings) -> dict[str, dict]:
+    bench = run.Bench(CPU, timer or Made(), CARD, **settings)
+    return {row["contestant"]: row for row in bench.case(case)}
+
+
+def test_a_kernel_that_is_right_is_timed_in_rounds():
+    row = rows(case())["kernel"]
+    assert row["median_us"] == 15.0 and [each["median"] for each in row["rounds"]] == [10.0, 20.0]
+    assert row["floor_us"] == 1.0 and row["ratio"] == 15.0
+    assert row["met"] is False and row["target_us"] == 12.0 and row["error"] == 0.0 and row["workspace"] == 64
+    assert rows(case(), rounds=1)["kernel"]["met"] is True
+    assert rows(case(target=None))["kernel"]["met"] is None
+    assert "target_us" not in rows(case())["plain"]
+
+
+def test_the_floor_is_that_of_bytes_or_of_products():
+    assert CARD.floor_us(4_000_000, 0) == 1.0
+    assert CARD.floor_us(0, 1_600_000_000) == 2.0
+    assert CARD.floor_us(4_000_000, 1_600_000_000) == 2.0
+
+
+@pytest.mark.parametrize("error", [0.5, math.nan])
+def test_a_wrong_kernel_is_not_timed_but_its_peers_are(error):
+    found = rows(case(error=error))
+    assert found["kernel"]["median_us"] is None and found["kernel"]["wrong"] and not found["kernel"]["rounds"]
+    assert found["plain"]["median_us"] == 15.0
+    assert record.line(case(), list(found.values())).startswith("double T=4: kernel: wrong, error")
+
+
+def test_what_fails_is_text_and_the_rest_goes_on():
+    found = rows(case(library=broken))
+    assert found["library"]["note"] == "RuntimeError: out of memory"
+    assert found["library"]["median_us"] is None and found["plain"]["median_us"]
+
+
+def test_compiled_peers_come_last_or_not_at_all():
+    made = case(compile=lambda: None, other=lambda: None)
+    assert list(rows(made)) == ["kernel", "plain", "other", "compile"]
+    assert "compile" not in rows(made, compiled=False)
+
+
+def test_what_no_graph_can_hold_is_not_captured():
+    timer = Made()
+    found = rows(case(host=lambda: None), timer=timer, rounds=1)
+    assert [capture for _, capture in timer.seen] == [True, True, False]
+    assert found["host"]["method"] == "events" and found["kernel"]["method"] == "graph"
+
+
+def test_slots_are_different_inputs():
+    slots = run.Bench(CPU, Made(), CARD).slots(case())
+    assert [float(slot.runs["kernel"]()[0]) for slot in slots] == [0.0, 2.0]
+
+
+def kept(tmp_path) -> record.Record:
+    return record.Record.begin(tmp_path, {"only": ""}, {"device": "NVIDIA H200"}, CARD)
+
+
+def test_a_record_keeps_what_was_measured_before(tmp_path):
+    bench = run.Bench(CPU, Made(), CARD)
+    first = kept(tmp_path)
+    record.measure({"a": case()}, first, lambda name: bench.case(case()), seconds=1)
+    other = replace(case(), shape="T=8")
+    record.measure({"b": other}, again := kept(tmp_path), lambda name: bench.case(other), seconds=1)
+    content = json.loads((tmp_path / "kernels_h200.json").read_text(encoding="utf-8"))
+    assert [(r["shape"], r["contestant"], r["run"]) for r in content["rows"]] == [
+        ("T=4", "kernel", 0),
+        ("T=4", "plain", 0),
+        ("T=8", "kernel", 1),
+        ("T=8", "plain", 1),
+    ]
+    assert len(content["runs"]) == 2 and content["runs"][1]["ceilings"]["copy"] == 4000.0
+    assert {row["shape"] for row in again.latest()} == {"T=8"}
+    record.measure({"a": case()}, kept(tmp_path), lambda name: bench.case(case()), seconds=1)
+    content = json.loads((tmp_path / "kernels_h200.json").read_text(encoding="utf-8"))
+    assert len(content["rows"]) == 4 and content["rows"][0]["run"] == 2
+
+
+def test_a_lost_process_leaves_a_note_where_it_was_lost(tmp_path):
+    bench = run.Bench(CPU, Made(), CARD)
+
+    def dies(name):
+        for row in bench.case(case()):
+            yield row
+            if row["contestant"] == "plain":
+                raise record.Lost("the process died")
+
+    def silent(name):
+        raise record.Lost("no answer within 60 s")
+        yield
+
+    said = []
+    record.measure({"a": case()}, found := kept(tmp_path), dies, seconds=1, say=said.append)
+    kernel, plain = found.latest()
+    assert kernel["note"] == "" and kernel["median_us"] and plain["note"] == "the process died"
+    record.measure({"a": case()}, found, silent, seconds=1)
+    assert found.latest()[0]["note"] == "no answer within 60 s" and found.latest()[0]["median_us"] is None
+    assert said == ["double T=4: kernel 15, plain: the process died"]
+
+
+def test_cases_after_the_time_are_noted(tmp_path):
+    clock = iter([0.0, 5.0, 11.0]).__next__
+    bench = run.Bench(CPU, Made(), CARD)
+    cases = {shape: replace(case(), shape=shape) for shape in ("early", "late")}
+    record.measure(cases, found := kept(tmp_path), lambda n: bench.case(cases[n]), seconds=10, clock=clock)
+    notes = {row["shape"]: row["note"] for row in found.latest() if row["contestant"] == "kernel"}
+    assert notes == {"early": "", "late": "not measured: the time was up"}
+
+
+def test_the_table_says_what_is_met(tmp_path):
+    found = kept(tmp_path)
+    for name, made in {"fast": case(target=100.0), "wrong": case(error=1.0), "slow": case(target=1.0)}.items():
+        made = replace(made, shape=name)
+        record.measure({name: made}, found, lambda n, made=made: run.Bench(CPU, Made(), CARD).case(made), seconds=1)
+    console = Console(width=140, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(record.table(found.latest()))
+    lines = {line.split()[3]: line for line in console.export_text().splitlines() if "double" in line}
+    assert " met" in lines["fast"] and "missed" in lines["slow"] and "wrong, error 1.0e+00" in lines["wrong"]
+    assert "plain 35" in lines["fast"]  # the third and fourth timing: 30 and 40
+    assert record.counted(found.latest()) == "1 of 3 targets met"
+
+
+def served(connection, rounds, compiled, found) -> None:
+    """A measuring process without a GPU, in which some cases end badly."""
+    connection.send((CARD, {"device": "none", "again": found is not None}))
+    while (name := connection.recv()) is not None:
+        if name == "fatal":
+            os._exit(1)
+        if name == "endless":
+            time.sleep(60)
+        connection.send({"contestant": "kernel", "case": name})
+        connection.send(None)
+
+
+def test_a_process_that_dies_or_hangs_is_replaced():
+    made = worker.Worker(rounds=1, compiled=False, patience=0.5, target=served)
+    try:
+        assert [row["case"] for row in made.rows("a")] == ["a"] and made.machine["again"] is False
+        with pytest.raises(record.Lost, match="died"):
+            list(made.rows("fatal"))
+        assert [row["case"] for row in made.rows("b")] == ["b"] and made.machine["again"] is True
+        with pytest.raises(record.Lost, match="no answer within 0.5 s"):
+            list(made.rows("endless"))
+        assert made.process is None
+    finally:
+        made.end()
+
+
+def test_ceilings_follow_from_bytes_and_products(device):
+    found = ceilings.measure(CPU, Made(), size=1 << 19, side=16)
+    assert found.copy == round(2 * 2**19 / 10 / 1e3, 1) and found.read == round(2**19 / 20 / 1e3, 1)
+    assert found.launch_us == 50.0
+    g = torch.Generator().manual_seed(0)
+    x = torch.randint(-(2**31), 2**31 - 1, (3 * 32 * 4,), generator=g, dtype=torch.int32).to(device)
+    largest = torch.full((3,), -1, dtype=torch.int32, device=device)
+    launch(ceilings.read, (3,), x=x, out=largest, BLOCK=32, STEPS=4)
+    assert torch.equal(largest, x.view(3, -1).amax(1))
+
+
+def test_every_case_can_be_imported_and_has_a_name_of_its_own():
+    found, missing = run.cases()
+    assert not missing
+    for module in {case.operation for case in found.values()}:
+        assert run.cases(module)[0]
+    for name, made in found.items():
+        assert made.bytes > 0 and made.flops >= 0 and (made.target_us is None or made.target_us > 0), name
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_is_refused():
+    result = CliRunner().invoke(app, ["bench", "kernels"])
+    assert result.exit_code == 2 and "a machine that has a GPU" in result.output
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_graph_times_what_events_time():
+    timer = GraphTimer()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        x = torch.randn(1 << 26, device="cuda")
+        graph, loose = timer([lambda: x + 1]), timer([lambda: x + 1], capture=False)
+        asking = timer([lambda: x[0].item()])
+    assert graph.method == "graph" and loose.method == "events"
+    assert graph.median == pytest.approx(loose.median, rel=0.3)
+    assert asking.method == "events" and asking.why
