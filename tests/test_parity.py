@@ -207,3 +207,19 @@ def test_differences() -> None:
     assert difference(torch.tensor([1, 2]), torch.tensor([1, 3], dtype=torch.int32), 1e-6) == (1.0, "[1]")
     assert difference(torch.zeros(2), torch.zeros(3), 1e-6)[0] == inf
     assert difference(torch.tensor([1000.1]), torch.tensor([1000.0]), 1e-3)[1] == ""
+
+
+def test_one_case_alone_and_what_ran_in_it() -> None:
+    found = CliRunner().invoke(app, ["parity", str(GOLDEN), "--case", "imagemask noqat"])
+    assert found.exit_code == 0 and "prefill" not in found.output
+    assert "ran: index_select 6 plain; seam 32 plain; sparse_attention 16 plain" in found.output  # both precisions
+    with pytest.raises(ParityError, match="can be compared and is a case of 'nothing'"):
+        parity(GOLDEN, only="nothing")
+
+
+@pytest.mark.parametrize(
+    ("option", "said"), [("--versions=fast", "allowed are auto, plain"), ("--device=x", "cpu, or")]
+)
+def test_options_out_of_range(option: str, said: str) -> None:
+    found = CliRunner().invoke(app, ["parity", str(GOLDEN), option])
+    assert found.exit_code == 2 and said in " ".join(found.output.split())

@@ -106,6 +106,18 @@ def test_float64_and_cpu_tensors_are_no_work_for_a_kernel():
     assert not twins.on_gpu(("no tensor",))
 
 
+def test_training_can_have_a_kernel_of_its_own(monkeypatch):
+    asked = []
+    monkeypatch.setattr(twins, "attempt", lambda name, kernel, args, kwargs: (True, asked.append(kernel)))
+    operation = twins.twin(doubled, kernel="one.doubled", training="other.doubled")
+    with ops.versions("kernels"):
+        operation(torch.ones(1))
+        operation(torch.ones(1, requires_grad=True))
+        with torch.no_grad():
+            operation(torch.ones(1, requires_grad=True))
+    assert asked == ["one.doubled", "other.doubled", "one.doubled"]
+
+
 def test_another_choice_is_refused():
     with pytest.raises(ValueError, match="versions = 'fast': allowed are auto, plain, kernels"), ops.versions("fast"):
         pass

@@ -114,6 +114,8 @@ class Attention(nn.Module):
         self, q: Tensor, window: Rows, entries: Rows | None, topk: Tensor | None, span: Span, rotation: Rotation
     ) -> Tensor:
         """Head outputs [T, H, D]. Values carry their key's rotation, so the query's own is undone."""
+        if ops.wanted(q) and not torch.is_grad_enabled():  # a kernel does so while it has them at hand
+            return ops.sparse_attention(q, window, entries, topk, self.attn_sink, span, rotation=rotation)
         o = ops.sparse_attention(q, window, entries, topk, self.attn_sink, span)
         return rotate(o, rotation, inverse=True)
 

@@ -15,9 +15,11 @@ from minidsv41.ops.twins import Versions, twin, versions, wanted
 
 seam = twin(_seam.seam, kernel="seam.seam")
 index_select = twin(_select.index_select, kernel="index_select.index_select")
-sparse_attention = twin(_attention.sparse_attention, kernel="attention.sparse_attention")
+sparse_attention = twin(
+    _attention.sparse_attention, kernel="sparse_attention.sparse_attention", training="attention.sparse_attention"
+)
 kv_write = twin(_kv_write.kv_write, kernel="kv_write.kv_write")
-pool_write = twin(_kv_write.pool_write, kernel="kv_write.pool_write")
+pool_write = twin(_kv_write.pool_write, kernel="pool_write.pool_write")
 
 __all__ = [
     "Batch",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from minidsv41.ops.kv_write import rotated
 from minidsv41.ops.rows import Rows, Span
 
 TILE = 1 << 19  # key values gathered at once: 2 MB stay in a core's cache
@@ -16,16 +17,25 @@ TILE_GPU = 1 << 26
 
 
 def sparse_attention(
-    q: Tensor, window: Rows, entries: Rows | None, topk: Tensor | None, sink: Tensor, span: Span
+    q: Tensor,
+    window: Rows,
+    entries: Rows | None,
+    topk: Tensor | None,
+    sink: Tensor,
+    span: Span,
+    *,
+    rotation: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """One softmax over window rows and selected entries, with a sink in the denominator only.
 
     q [T, H, D]; window rows span.first..span.last of each query's sequence; topk [T, k] rows of
     `entries` (-1: none); sink [H]. Keys are the values. -> [T, H, D]; a query without keys gives 0.
+    rotation: cos and sin [T, R / 2] of each query, undone on the last R dims of its output.
     Gradients reach q, sink and rows stored as plain values. Source: official code.
     """
     entry_data = None if entries is None else entries.data
-    return SparseAttention.apply(q, window.data, entry_data, sink, window, entries, topk, span)
+    out = SparseAttention.apply(q, window.data, entry_data, sink, window, entries, topk, span)
+    return out if rotation is None else rotated(out, rotation[0][:, None], -rotation[1][:, None])
 
 
 class SparseAttention(torch.autograd.Function):

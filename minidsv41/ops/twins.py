@@ -64,17 +64,18 @@ def versions(choice: Choice = "auto") -> Iterator[Versions]:
         _blocks.pop()
 
 
-def twin(plain: Operation, *, kernel: str) -> Operation:
+def twin(plain: Operation, *, kernel: str, training: str = "") -> Operation:
     """The operation whose plain version is `plain`, and whose kernel is "file.function" in the package of kernels.
 
-    `.plain` of what comes back is the plain version.
+    training: the kernel where gradients are wanted, if it is another. `.plain` of the result is the plain version.
     """
     name = plain.__name__
 
     @wraps(plain)
     def operation(*args: Any, **kwargs: Any) -> Any:
         if wanted(*args):
-            done, out = attempt(name, kernel, args, kwargs)
+            file = training if training and graded(args) else kernel
+            done, out = attempt(name, file, args, kwargs)
             if done:
                 return out
         count(name, "plain")
@@ -140,6 +141,11 @@ def wanted(*args: Any) -> bool:
     """Whether an operation on these arguments would ask its kernel."""
     choice = _blocks[-1].choice if _blocks else "auto"
     return choice == "kernels" or choice == "auto" and on_gpu(args)
+
+
+def graded(args: tuple) -> bool:
+    """Whether a gradient is wanted of any of the tensors."""
+    return torch.is_grad_enabled() and any(a.requires_grad for a in args if isinstance(a, Tensor))
 
 
 def count(name: str, version: str) -> None:

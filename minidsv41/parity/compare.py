@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minidsv41 import ops
 from minidsv41.checkpoint import load
 from minidsv41.model import Model
+from minidsv41.ops.twins import Choice
 from minidsv41.parity.names import INPUTS, ParityError
 from minidsv41.parity.traces import Case, cases
 
@@ -62,7 +64,7 @@ def compare(case: Case, model: Model, dtype: torch.dtype) -> list[Row]:
     """One row for each reference tensor of a case."""
     case.check(model.config.vocab_size)
     with torch.no_grad():
-        ours = case.compute(model, case.reference)
+        ours = case.compute(model, {name: value.to(model.device) for name, value in case.reference.items()})
     rows = []
     for name, reference in case.reference.items():
         row = Row(case.name, str(dtype).removeprefix("torch."), name, "ok")
@@ -73,16 +75,24 @@ def compare(case: Case, model: Model, dtype: torch.dtype) -> list[Row]:
         elif name not in ours:
             row.verdict, row.first = "FAIL", "a stage that the model does not have"
         else:
-            pair = ours[name], reference
+            pair = ours[name].cpu(), reference
             row.error, row.first = difference(*(as_sets(*pair) if "topk" in name else pair), TOLERANCE[dtype])
             row.verdict = "FAIL" if row.first else "ok"
         rows.append(row)
     return rows
 
 
-def parity(folder: Path | str, *, progress: Callable[[str], None] = lambda text: None) -> list[Row]:
-    """Compare every trace of `folder` in float64 and float32.
+def parity(
+    folder: Path | str,
+    *,
+    device: str = "cpu",
+    versions: Choice = "auto",
+    only: str = "",
+    progress: Callable[[str], None] = lambda text: None,
+) -> list[Row]:
+    """Compare every trace of `folder` whose name contains `only`, in float64 and float32.
 
+    versions: of the operations, as in `ops.versions`; float64 is plain in any case.
     A float32 failure in a case whose margin ratio is below 1 is a "flip" as long as float64 agrees
     throughout that case. Raises ParityError where the folder holds no traces, or one of another form.
     """
@@ -91,11 +101,12 @@ def parity(folder: Path | str, *, progress: Callable[[str], None] = lambda text:
     rows, broken = [], set()
     for dtype in TOLERANCE:
         models: dict[str, Model] = {}
-        for case in cases(folder):
+        for case in filter(lambda case: only in case.name, cases(folder)):
             progress(f"{case.name}, {str(dtype).removeprefix('torch.')}")
             if case.mode not in models:
-                models[case.mode] = load(folder, dtype=dtype, qat=case.mode == "qat")
-            found = compare(case, models[case.mode], dtype)
+                models[case.mode] = load(folder, dtype=dtype, device=device, qat=case.mode == "qat")
+            with ops.versions("plain" if dtype == torch.float64 else versions):
+                found = compare(case, models[case.mode], dtype)
             if dtype == torch.float64 and any(r.verdict == "FAIL" for r in found):
                 broken.add(case.name)
             if dtype == torch.float32 and case.name not in broken:
@@ -104,5 +115,6 @@ def parity(folder: Path | str, *, progress: Callable[[str], None] = lambda text:
                         row.verdict = "flip"
             rows += found
     if not rows:
-        raise ParityError(f"{folder}: no trace_*.safetensors that can be compared")
+        wanted = f" and is a case of {only!r}" if only else ""
+        raise ParityError(f"{folder}: no trace_*.safetensors that can be compared{wanted}")
     return rows

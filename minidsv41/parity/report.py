@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
+from minidsv41.ops import Versions
 from minidsv41.parity.compare import Row
 
 
@@ -44,6 +45,15 @@ def split_stage(name: str) -> tuple[str, str]:
 
 def to_json(rows: list[Row]) -> str:
     return json.dumps([asdict(r) for r in rows], indent=1)
+
+
+def ran(seen: Versions) -> str:
+    """Which versions of the operations ran, and how often; why a kernel did not."""
+    parts = []
+    for name, found in seen.summary().items():
+        calls = ", ".join(f"{found[version]} {version}" for version in ("kernel", "plain") if version in found)
+        parts.append(f"{name} {calls}" + (f" (refused: {found['refused']})" if "refused" in found else ""))
+    return "ran: " + "; ".join(parts)
 
 
 def show(rows: list[Row], console) -> None:

@@ -20,7 +20,7 @@ def run_trace(model: Model, reference: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def run_decode(model: Model, reference: dict[str, Tensor]) -> dict[str, Tensor]:
     """One token per step into an empty cache, then the reference's greedy tokens."""
-    cache = Cache(model.config, dtype=model.dtype)
+    cache = Cache(model.config, dtype=model.dtype, device=model.device)
     state = cache.new()
     watched = [name for name in reference if name.startswith("owner_topk_L")]
     chosen: dict[str, list[Tensor]] = {name: [] for name in watched}
@@ -80,7 +80,7 @@ def run_replay(model: Model, reference: dict[str, Tensor]) -> dict[str, Tensor]:
     ids, after, out = reference["ids"].long(), reference["next_ids"].long(), {}
     cuts: dict[str, Cut | None] = {"enc": None, "exact": None, "encdec": "report"}
     for case, (kind, hit, length) in replayed(reference).items():
-        cache = Cache(model.config, dtype=model.dtype)
+        cache = Cache(model.config, dtype=model.dtype, device=model.device)
         state = cache.new()
         if hit:
             step(model, cache, state, ids[:hit])

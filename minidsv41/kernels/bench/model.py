@@ -1,0 +1,294 @@
+"""The whole model as it decodes: a prompt taken in, then steps at each length, and what the length adds to them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+from minidsv41 import ops
+from minidsv41.cache import Cache, State
+from minidsv41.cache.pool import PAGE
+from minidsv41.cache.state import CacheFormat
+from minidsv41.config import ModelConfig
+from minidsv41.kernels.bench.filling import copied, fill, random_model
+from minidsv41.ops.twins import Choice
+from minidsv41.replaced import replaced
+from minidsv41.serve.graph import DecodeGraph
+from minidsv41.serve.prefill import Prefill
+
+FLOAT_TOKENS = 1 << 22  # a float cache is measured up to this many tokens of all sequences: 32 x 128K
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelBench:
+    """contexts: tokens of a sequence at the end of a verify step; batches: sequences in a step; chunk: of a prompt.
+
+    parts: of verify, no_pool and float. prefill_to: longer contexts are filled with random records, as are those whose
+    prefill takes more than `patience` seconds. limit: seconds after which no new part begins.
+    """
+
+    preset: str = "geometry"
+    contexts: tuple[int, ...] = (4096, 32768, 131072, 1048576)
+    batches: tuple[int, ...] = (1, 32)
+    parts: tuple[str, ...] = ("verify", "no_pool", "float")
+    chunk: int = 8192
+    repeats: int = 20
+    prefill_to: int = 1 << 20
+    patience: float = 150.0
+    limit: float = 480.0
+    versions: Choice = "auto"
+    device: str = "cuda"
+    seed: int = 0
+    threads: int = 1
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.device == "cuda" else torch.float32
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kind of step. rows: tokens of each sequence; cache: packed, or float in the compute dtype."""
+
+    context: int
+    batch: int
+    rows: int = 1
+    pool: bool = True
+    cache: CacheFormat = "packed"
+
+    def scanned(self, c: ModelConfig, row_bytes: int) -> int:
+        """Bytes of index keys that the step must read; a sequence's queries share them."""
+        keys = 0
+        for layer in c.index_source_layer_ids:
+            n = self.context // c.ratio(layer)
+            if self.pool and c.mode(layer) == "reindex" and c.kv_owner(layer) == c.candidate_source_layer_id:
+                n = min(n, c.candidate_topk_blocks * c.candidate_block_size)
+            keys += n
+        return self.batch * keys * row_bytes
+
+
+class Clock:
+    """Seconds of single runs, by the device's own events where it is a GPU."""
+
+    def __init__(self, device: str) -> None:
+        self.gpu = device == "cuda"
+
+    def now(self) -> float:
+        """When everything asked for is done."""
+        if self.gpu:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def times(self, run: Callable[[], Any], repeats: int) -> list[float]:
+        if not self.gpu:
+            marks = [time.perf_counter()]
+            for _ in range(repeats):
+                run()
+                marks.append(time.perf_counter())
+            return [b - a for a, b in zip(marks, marks[1:], strict=False)]
+        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+        for begin, end in pairs:
+            begin.record()
+            run()
+            end.record()
+        torch.cuda.synchronize()
+        return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
+
+    def peak(self) -> int | None:
+        """Largest number of bytes in use since the last call; None on a CPU."""
+        if not self.gpu:
+            return None
+        found = torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        return found
+
+
+def measure(c: ModelBench, *, save: Callable[[dict], Any], say: Callable[[str], Any] = print) -> dict[str, Any]:
+    """Prefill and steps at every context -> all results; `save` is given those so far after each part."""
+    torch.set_num_threads(c.threads)
+    run = Measurement(c, save, say)
+    for context in c.contexts:
+        if not run.late(f"{context} tokens"):
+            run.at(context)
+    return run.results
+
+
+class Measurement:
+    """One run of the benchmark: the model, and what was found so far."""
+
+    def __init__(self, c: ModelBench, save: Callable[[dict], Any], say: Callable[[str], Any]) -> None:
+        self.c, self.save, self.say = c, save, say
+        self.began, self.clock, self.device = time.perf_counter(), Clock(c.device), torch.device(c.device)
+        self.generator = torch.Generator(self.device).manual_seed(c.seed)
+        self.config = ModelConfig.preset(c.preset)
+        self.model = random_model(self.config, device=self.device, dtype=c.dtype, seed=c.seed)
+        self.speed = copy_speed(self.clock, self.device)
+        self.results: dict[str, Any] = {
+            "weight_bytes": sum(p.nbytes for p in self.model.parameters()),
+            "copy_bytes_per_second": round(self.speed),
+            "prefill": [],
+            "steps": [],
+        }
+
+    def late(self, what: str) -> bool:
+        """Whether no time is left to begin something; then it is noted as left out."""
+        seconds = time.perf_counter() - self.began
+        if seconds > self.c.limit:
+            self.results.setdefault("left_out", []).append(what)
+            self.done(f"{what}: left out after {seconds:.0f} s")
+        return seconds > self.c.limit
+
+    def done(self, line: str) -> None:
+        self.save(self.results)
+        self.say(line)
+
+    def cache(self, form: CacheFormat, context: int, count: int) -> Cache:
+        """Room for `count` sequences of `context` tokens, and for the window rows of a chunk."""
+        cache = Cache(self.config, dtype=self.c.dtype, device=self.device, cache_format=form)
+        cache.entries.reserve(count * -(-context // PAGE))
+        window = self.config.sliding_window // PAGE + 3
+        cache.windows.reserve(count * window + self.c.chunk // PAGE)
+        return cache
+
+    def at(self, context: int) -> None:
+        """Everything at one context. A sequence holds so many tokens that a verify step ends there."""
+        c, count, held = self.c, max(self.c.batches), context - self.config.dspark_block_size - 1
+        cache = self.cache("packed", context, count)
+        state = self.prefill(cache, held) if context <= c.prefill_to else None
+        how = "copies of one prefilled sequence"
+        if state is None:
+            del cache  # before there is another
+            cache, how = self.cache("packed", context, count), "random records"
+            states = fill(cache, held, count, self.generator)
+        else:
+            states = [state, *(copied(state, cache, cache) for _ in range(count - 1))]
+        for step in self.steps(context, "packed"):
+            self.step(step, cache, states, how)
+        fits = max([b for b in c.batches if b * context <= FLOAT_TOKENS], default=0)
+        if "float" in c.parts and fits:
+            values = self.cache("float", context, fits)
+            states = [copied(state, cache, values) for state in states[:fits]]
+            for step in self.steps(context, "float"):
+                if step.batch <= fits:
+                    self.step(step, values, states, f"{how}, decoded")
+
+    def steps(self, context: int, form: CacheFormat) -> Iterator[Step]:
+        for batch in sorted(self.c.batches):
+            yield Step(context, batch, cache=form)
+            if "verify" in self.c.parts and form == "packed":
+                yield Step(context, batch, rows=self.config.dspark_block_size + 1)
+            if "no_pool" in self.c.parts and form == "packed":
+                yield Step(context, batch, pool=False)
+
+    @torch.no_grad()
+    def prefill(self, cache: Cache, length: int) -> State | None:
+        """Take in a random prompt, the decoder on its tail only; None where that takes too long."""
+        c, state = self.c, cache.new()
+        ids = torch.randint(self.config.vocab_size, (length,), device=self.device, generator=self.generator)
+        warm = cache.new()  # kernels compile, untimed
+        Prefill(self.model, cache, warm, ids[: 2 * c.chunk]).finish(c.chunk)
+        cache.release(warm)
+        work, row = Prefill(self.model, cache, state, ids), {"tokens": length, "chunk": c.chunk}
+        self.clock.peak()
+        began = self.clock.now()
+        with ops.versions(c.versions) as seen:
+            while (hidden := work.run(c.chunk)) is None:
+                if (seconds := self.clock.now() - began) > c.patience:
+                    break
+        seconds = self.clock.now() - began
+        row |= {"seconds": seconds, "tokens_per_second": (length - work.left) / seconds}
+        row |= {"peak_bytes": self.clock.peak(), "versions": seen.summary(), "bytes_per_token": global_bytes(cache)}
+        if hidden is None:
+            row["stopped_after"] = length - work.left
+        else:
+            row["finite"] = bool(hidden.isfinite().all())
+        self.results["prefill"].append(row)
+        self.done(f"prefill {length:9,} tokens {seconds:8.2f} s, {row['bytes_per_token']:.1f} B/token of global cache")
+        return state if hidden is not None else None
+
+    def step(self, step: Step, cache: Cache, states: list[State], how: str) -> None:
+        """Time one kind of step, in a graph where there is one; a failure is noted, and the others go on."""
+        row: dict[str, Any] = asdict(step) | {"filled": how}
+        if self.late(f"step {row}"):
+            return
+        scanned = step.scanned(self.config, cache.pools["index", self.config.kv_source_layer_ids[0]].row_bytes)
+        self.clock.peak()
+        try:
+            with unrestricted() if not step.pool else nullcontext(), ops.versions(self.c.versions) as seen:
+                row |= self.timed(cache, states[: step.batch], step.rows)
+        except RuntimeError as error:  # out of memory too
+            row["failed"] = f"{type(error).__name__}: {error}"[:300]
+        row |= {"peak_bytes": self.clock.peak(), "versions": seen.summary(), "scanned_bytes": scanned}
+        self.results["steps"].append(row)
+        compare(self.results["steps"], self.speed)
+        self.done(line(row))
+
+    def timed(self, cache: Cache, states: list[State], rows: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        try:
+            graph = DecodeGraph(self.model, cache, states, rows=rows)
+        except RuntimeError as error:  # something in the step cannot be captured: it runs launch by launch
+            found["not_captured"] = str(error)[:300]
+            torch.cuda.synchronize()
+            graph = DecodeGraph(self.model, cache, states, rows=rows, capture=False)
+        shape = (len(states) * rows,)
+        tokens = torch.randint(self.config.vocab_size, shape, device=self.device, generator=self.generator)
+        logits = graph.replay(tokens)
+        for _ in range(3):
+            graph.replay()
+        us = sorted(1e6 * s for s in self.clock.times(graph.replay, self.c.repeats))
+        spread = {"median": median(us), "least": us[0], "most": us[-1]}
+        return found | {"captured": graph.captured, "us": spread, "finite": bool(logits.isfinite().all())}
+
+
+def global_bytes(cache: Cache) -> float:
+    """Bytes on the device that the cache keeps for good of one token, from the tensors themselves."""
+    pools = [pool for (kind, _), pool in cache.pools.items() if kind != "window"]
+    held = sum(t.untyped_storage().nbytes() for p in pools for t in (p.data, p.scales) if t is not None)
+    return held / (PAGE * (cache.entries.pages + 1))
+
+
+def unrestricted() -> AbstractContextManager:
+    """No pool is built, so that every selection looks at all that is visible."""
+    return replaced(
+        ops,
+        "index_select",
+        lambda select: lambda q, w, keys, visible, k, pool, **kw: select(q, w, keys, visible, k, None, **kw),
+    )
+
+
+def copy_speed(clock: Clock, device: torch.device) -> float:
+    """Bytes read and written in a second by a large copy."""
+    a = torch.empty(1 << (30 if device.type == "cuda" else 25), dtype=torch.uint8, device=device).fill_(1)
+    b = torch.empty_like(a)
+    return 2 * a.nbytes / median(clock.times(lambda: b.copy_(a), 10))
+
+
+def compare(steps: list[dict[str, Any]], speed: float) -> None:
+    """To each step, what its context adds to the same step at the shortest one, and the time of those bytes alone."""
+    kinds = ("batch", "rows", "pool", "cache")
+    for row in steps:
+        same = [r for r in steps if all(r[k] == row[k] for k in kinds) and "us" in r]
+        if not same or "us" not in row:
+            continue
+        base = min(same, key=lambda r: r["context"])
+        row["added_us"] = row["us"]["median"] - base["us"]["median"]
+        row["added_floor_us"] = 1e6 * (row["scanned_bytes"] - base["scanned_bytes"]) / speed
+        row["growth"] = row["us"]["median"] / base["us"]["median"]
+
+
+def line(row: dict[str, Any]) -> str:
+    """A step, to be read."""
+    kind = f"{row['context']:9,} tokens x {row['batch']:2} x {row['rows']} rows {row['cache']:6}"
+    kind += " with pool" if row["pool"] else "   no pool"
+    if "failed" in row:
+        return f"{kind}: {row['failed']}"
+    graph = "in a graph" if row["captured"] else "not in a graph"
+    added = f"+{row['added_us']:.1f} us (floor {row['added_floor_us']:.1f}), growth {row['growth']:.3f}"
+    return f"{kind} {row['us']['median']:10.1f} us {graph}, {added}"
