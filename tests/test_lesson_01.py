@@ -187,8 +187,21 @@ def test_keys_and_values_of_glm_break_even_apart():
 
 
 def test_a_form_that_reads_something_else_is_not_scored():
-    with pytest.raises(ValueError, match="it reads something else"):
+    with pytest.raises(ValueError, match="it reads something else: off by up to"):
         l01.scored(lambda q, latent, key, up_k, up_v: torch.zeros(l01.QUERIES, 2, 32))
+    with pytest.raises(ValueError, match=r"it gives \[2, 36, 32\], and the package \[36, 2, 32\]"):
+        l01.scored(lambda **given: l01.read(**given).transpose(0, 1))
+
+
+def test_products_that_nobody_counts_are_not_scored():
+    def elementwise(q, latent, key, up_k, up_v):
+        k, v = ((latent[:, None, None] * up).sum(-1) for up in (up_k, up_v))  # [N, H, width]
+        k = torch.cat([k, key[:, None].expand(-1, 2, -1)], -1)
+        p = ((q[:, None] * k).sum(-1) * 32**-0.5).softmax(1)  # [T, N, H]
+        return (p[..., None] * v).sum(1)
+
+    with pytest.raises(ValueError, match=r"0.00 million FLOP counted, the pairs alone take 1.18"):
+        l01.scored(elementwise)
 
 
 def test_the_scale_of_the_row_makes_absorbed_mla_another_layer():

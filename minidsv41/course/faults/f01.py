@@ -76,9 +76,9 @@ FAULTS = (
             "zh": "每个头读到的结果没有按 query 的位置转回去",
         },
         symptom={
-            "en": "the first tokens look right, because small angles turn little; then every token sees its past "
-            "through an angle that depends on where it stands",
-            "zh": "开头的几个 token 看起来正常，因为角度很小；之后每个 token 读到的内容都随其绝对位置偏转",
+            "en": "the text stays readable and gets worse: from the second token on each one sees its past through an "
+            "angle that depends on where it stands",
+            "zh": "文本仍然可读，但变差：从第二个 token 起，每个 token 读到的内容都随其绝对位置偏转",
         },
         apply=value_stays_turned,
     ),

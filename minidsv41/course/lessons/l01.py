@@ -119,6 +119,13 @@ RATES = Exercise(
             answer=otherwise(copies=lambda batch, heads, queries: batch * queries),
             thought=said.ROW_A_QUERY,
         ),
+        Mistake(name="one query", answer=lambda queries, **given: rates(queries=1, **given), thought=said.ONE_QUERY),
+        Mistake(name="the other order", answer=lambda **given: rates(**given)[::-1], thought=said.OTHER_ORDER),
+        Mistake(
+            name="milliseconds",
+            answer=lambda milliseconds, **given: rates(milliseconds=1e3 * milliseconds, **given),
+            thought=said.MILLISECONDS,
+        ),
         Mistake(
             name="one request",
             answer=otherwise(copies=lambda *_: 1, requests=lambda batch: 1),
@@ -160,8 +167,13 @@ def scored(answer: Callable[..., Tensor]) -> float:
     up_k, up_v = layer.up()
     out, cost = counted(lambda: answer(**{n: x.clone() for n, x in given.items()}, up_k=up_k, up_v=up_v))
     out, right = (1 * out).double(), forms()["naive"][0]
-    if out.shape != right.shape or not torch.allclose(out, right, atol=1e-9):
-        raise ValueError(f"it reads something else: {list(out.shape)}, and the package's {list(right.shape)}")
+    if out.shape != right.shape:
+        raise ValueError(f"it gives {list(out.shape)}, and the package {list(right.shape)}")
+    if not torch.allclose(out, right, atol=1e-9):
+        raise ValueError(f"it reads something else: off by up to {(out - right).abs().max():.2g}")
+    pairs = 2 * QUERIES * ROWS * layer.heads * (layer.nope + layer.rope + layer.v) / 1e6
+    if cost < pairs:
+        raise ValueError(f"{cost:.2f} million FLOP counted, the pairs alone take {pairs:.2f}: write einsum or @")
     return cost
 
 

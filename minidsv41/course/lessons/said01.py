@@ -78,6 +78,18 @@ ROW_A_QUERY: Text = {
     "do not.",
     "zh": "你让每个 query 各读一遍前缀。同一请求的多个 query 共用缓存行：运算翻倍，字节不变。",
 }
+ONE_QUERY: Text = {
+    "en": "You count one query. Each query of a step does all products again; only the rows are shared.",
+    "zh": "你只算了一个 query。一步里的每个 query 都要各做一遍乘法，共用的只有缓存行。",
+}
+OTHER_ORDER: Text = {
+    "en": "Both are right, in the other order: arithmetic first, then bytes.",
+    "zh": "两个数都对，只是顺序反了：先算力，后带宽。",
+}
+MILLISECONDS: Text = {
+    "en": "You divide by milliseconds as if they were seconds.",
+    "zh": "你把毫秒当成了秒来除。",
+}
 ONE_REQUEST: Text = {
     "en": "That is one request. Each of the batch has a cache of its own.",
     "zh": "这只是一个请求。批中每个请求都有自己的缓存。",
