@@ -71,17 +71,18 @@ def attention_backward(
     as for `ops.sparse_attention`, entries (or topk) None where there is only a window. Queries of a sequence are
     neighbours, in the order of their positions.
     """
-    check(grad, q, out, lse, window, entries, topk)
+    check(q, window, entries, topk)
+    check_result(q, grad, out, lse)
     tokens, heads, width = q.shape
     tile = tile or tile_for(heads, q.dtype, capability(q.device))
     grad, q, out, lse = grad.contiguous(), q.contiguous(), out.contiguous(), lse.contiguous()
-    delta, rows, slots = prepared(grad, out, window, entries, topk, span, tile.keys)
+    delta, rows, ends, slots = prepared(grad, out, window, entries, topk, span, tile.keys)
     d_q, d_window = torch.empty_like(q), torch.zeros_like(window.data, dtype=torch.float32)
     d_entries = None if entries is None else torch.zeros_like(entries.data, dtype=torch.float32)
     launch(
         by_query,
         (tokens, triton.cdiv(heads, tile.heads)),
-        **dict(q=q, grad=grad, lse=lse, delta=delta, rows=rows, d_q=d_q, H=heads, D=width),
+        **dict(q=q, grad=grad, lse=lse, delta=delta, rows=rows, ends=ends, d_q=d_q, H=heads, D=width),
         **dict(window=window.data, entries=None if topk is None else entries.data, d_entries=d_entries),
         **dict(SLOTS=slots, KEYS=rows.shape[1], N=tile.keys, HEADS=tile.heads, DIMS=padded(width)),
         **dict(SCALE=width**-0.5, DOT=dot_type(q.dtype), PRECISION=precision(q.dtype)),
@@ -94,7 +95,10 @@ def attention_backward(
     return Gradients(d_q, d_window.to(window.data.dtype), d_entries, d_sink.to(sink.dtype))
 
 
-def check(grad, q, out, lse, window, entries, topk) -> None:
+def check(q: Tensor, window: Rows, entries: Rows | None, topk: Tensor | None) -> None:
+    """Raises Unsupported where attention of q over these rows has no backward kernel."""
+    dot_type(q.dtype)
+    require(q.shape[2] <= 512, f"D = {q.shape[2]}: allowed are widths up to 512")
     for name, rows in (("window", window), ("entries", entries)):
         if rows is not None:
             require(rows.format is None, f"{name}.format = {rows.format}: allowed is None, codes have no gradient")
@@ -103,8 +107,9 @@ def check(grad, q, out, lse, window, entries, topk) -> None:
             require(width == q.shape[2], f"{name}.data.shape[1] = {width}: allowed is q's width {q.shape[2]}")
             require(rows.data.is_contiguous(), f"{name}.data: allowed are contiguous rows")
     require(topk is None or entries is not None, "entries = None: allowed are rows, where topk is given")
-    dot_type(q.dtype)
-    require(q.shape[2] <= 512, f"D = {q.shape[2]}: allowed are widths up to 512")
+
+
+def check_result(q: Tensor, grad: Tensor, out: Tensor, lse: Tensor) -> None:
     for name, value, shape in (("grad", grad, q.shape), ("out", out, q.shape), ("lse", lse, q.shape[:2])):
         require(value.shape == shape, f"{name}.shape = {tuple(value.shape)}: allowed is {tuple(shape)}")
     require(lse.dtype == torch.float32, f"lse.dtype = {lse.dtype}: allowed is torch.float32")
@@ -118,25 +123,26 @@ def precision(dtype: torch.dtype) -> str:
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
-def prepared(grad, out, window, entries, topk, span, tile) -> tuple[Tensor, Tensor, int]:
+def prepared(grad, out, window, entries, topk, span, tile) -> tuple[Tensor, Tensor, Tensor, int]:
     """delta [T, H] float32; physical rows [T, slots + n] int32 of a query's keys, those of its window in the first
-    `slots`, -1: none, both parts padded to whole tiles; slots."""
+    `slots`, -1: none, both parts padded to whole tiles; ends [T] int32, behind a query's last key; slots."""
     tokens, heads, width = out.shape
     k = 0 if topk is None else topk.shape[1]
     slots, more = triton.cdiv(span.width, tile) * tile, triton.cdiv(k, tile) * tile
     delta = torch.empty(tokens, heads, dtype=torch.float32, device=out.device)
     rows = torch.empty(tokens, slots + more, dtype=torch.int32, device=out.device)
+    ends = torch.empty(tokens, dtype=torch.int32, device=out.device)
     last = entries or window
     launch(
         prepare,
         (tokens,),
-        **dict(grad=grad, out=out, delta=delta, rows=rows, seq=span.seq, first=span.first, last=span.last),
+        **dict(grad=grad, out=out, delta=delta, rows=rows, ends=ends, seq=span.seq, first=span.first, last=span.last),
         **dict(window_table=window.table.contiguous(), window_page=window.page, window_pages=window.table.shape[1]),
         **dict(entry_table=last.table.contiguous(), entry_page=last.page, entry_pages=last.table.shape[1]),
         **dict(topk=topk if k == 0 else topk.contiguous(), H=heads, D=width, DIMS=padded(width), W=span.width, K=k),
         **dict(SLOTS=slots, MORE=more, WINDOW=triton.next_power_of_2(slots), CHOSEN=triton.next_power_of_2(more or 1)),
     )
-    return delta, rows, slots
+    return delta, rows, ends, slots
 
 
 @triton.jit
@@ -149,7 +155,7 @@ def located(table, page, pages, seq, index):
 
 @triton.jit
 def prepare(
-    grad, out, delta, rows, seq, first, last, window_table, window_page, window_pages, entry_table, entry_page,
+    grad, out, delta, rows, ends, seq, first, last, window_table, window_page, window_pages, entry_table, entry_page,
     entry_pages, topk, H, D: tl.constexpr, DIMS: tl.constexpr, W: tl.constexpr, K: tl.constexpr,
     SLOTS: tl.constexpr, MORE: tl.constexpr, WINDOW: tl.constexpr, CHOSEN: tl.constexpr,
 ):  # fmt: skip
@@ -170,6 +176,7 @@ def prepare(
         chosen = tl.load(topk + token * K + slot, slot < K, other=-1)
         row = located(entry_table, entry_page, entry_pages, s, chosen)
         tl.store(rows + token * (SLOTS + MORE) + SLOTS + slot, row, slot < MORE)
+        tl.store(ends + token, SLOTS + tl.max(tl.where(chosen >= 0, slot + 1, 0), 0))
 
 
 @triton.jit
@@ -191,9 +198,9 @@ def add_keys(d_data, row, pairs, inputs, D: tl.constexpr, PRECISION: tl.constexp
 
 @triton.jit
 def by_query(
-    q, grad, lse, delta, rows, window, entries, d_q, d_entries, H: tl.constexpr, D: tl.constexpr, SLOTS: tl.constexpr,
-    KEYS: tl.constexpr, N: tl.constexpr, HEADS: tl.constexpr, DIMS: tl.constexpr, SCALE: tl.constexpr,
-    DOT: tl.constexpr, PRECISION: tl.constexpr,
+    q, grad, lse, delta, rows, ends, window, entries, d_q, d_entries, H: tl.constexpr, D: tl.constexpr,
+    SLOTS: tl.constexpr, KEYS: tl.constexpr, N: tl.constexpr, HEADS: tl.constexpr, DIMS: tl.constexpr,
+    SCALE: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     token, head0 = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS
     head, dim = head0 + tl.arange(0, HEADS), tl.arange(0, DIMS)
@@ -209,7 +216,7 @@ def by_query(
         total = tl.dot(d_score.to(DOT), keys, total, input_precision=PRECISION)
     if KEYS > SLOTS:
         inputs, before = tl.zeros([2 * HEADS, N], DOT), tl.full([N], -1, tl.int32)  # the tile before this
-        for slot in range(SLOTS, KEYS, N):
+        for slot in range(SLOTS, tl.load(ends + token), N):
             add_keys(d_entries, before, pairs, inputs, D, PRECISION)
             row = tl.load(own + slot + slots)
             keys = load_keys(entries, row, D, DIMS, DOT)
