@@ -1,0 +1,202 @@
+"""Stored rows inside attention kernels: where a key lies, its bytes, and its values.
+
+Columns come in the order of `columns`: runs of eight, the even runs first, then the odd ones. A thread that decodes
+eight bytes of FP4 then holds two whole runs, one of each half, and nothing has to be interleaved.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from minidsv41.formats import MAIN, WINDOW, Format
+from minidsv41.kernels import codes
+from minidsv41.kernels.launch import INTERPRETED, dot_type, native_fp8, require
+from minidsv41.ops.rows import Rows, Span
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+def decode_fp4() -> str:
+    """PTX: eight bytes of FP4 ($8, $9, low nibble first) to two runs of eight bfloat16 ($0..3, $4..7) times $10.
+
+    A nibble's sign goes to bit 15 and its magnitude to bits 6..8: that is the value times 2**-126, which `lift` undoes.
+    """
+    lines = ["{ .reg .b32 t, u, s, lift, none; mov.b32 lift, 0x7e807e80; mov.b32 none, 0x80008000;"]
+    for word in (8, 9):
+        lines.append(f"shl.b32 u, ${word}, 4;")  # low nibbles in place of high ones
+        for byte in range(4):
+            bytes_ = (4 + byte) * 0x1100 + byte * 0x11
+            lines.append(
+                f"prmt.b32 t, u, ${word}, {bytes_:#x}; shr.u32 s, t, 6; and.b32 s, s, 0x01c001c0;"
+                "lop3.b32 t, t, none, s, 0xea; fma.rn.bf16x2 t, t, lift, none;"
+                f"fma.rn.bf16x2 ${4 * (word - 8) + byte}, t, $10, none;"
+            )
+    return "\n".join([*lines, "}"])
+
+
+DECODE_FP4 = tl.constexpr(decode_fp4())
+REGISTERS = tl.constexpr(",".join(["=&r"] * 8 + ["r"] * 6))
+
+
+@triton.jit
+def columns(HALF: tl.constexpr):
+    """[2 * HALF] which column stands at each place."""
+    place = tl.arange(0, 2 * HALF)
+    i = place % HALF
+    return tl.max_contiguous(tl.multiple_of(i // 8 * 16 + place // HALF * 8 + i % 8, 8), 8)
+
+
+@triton.jit
+def in_order(x, HALF: tl.constexpr):
+    """[rows, 2 * HALF] with its columns back in their order."""
+    ROWS: tl.constexpr = x.shape[0]
+    return x.reshape(ROWS, 2, HALF // 8, 8).permute(0, 2, 1, 3).reshape(ROWS, 2 * HALF)
+
+
+@triton.jit
+def located(table, pages, page, seq, index):
+    """Physical rows (int32) of rows `index` of the sequence `seq`; -1 where index < 0."""
+    at = tl.maximum(index, 0).to(tl.int32)
+    physical = tl.load(table + seq * pages + at // page, index >= 0, other=0)
+    return tl.where(index >= 0, physical * page + at % page, -1).to(tl.int32)
+
+
+@triton.jit
+def fetch(data, scales, row, D: tl.constexpr, HALF: tl.constexpr, FORMAT: tl.constexpr, PACKED: tl.constexpr):
+    """What is stored of N rows: values, codes or packed codes [N, .], and scale codes [N, .]; zeros where row is -1."""
+    FULL: tl.constexpr = D == 2 * HALF
+    real, row = (row >= 0)[:, None], row.to(tl.int64)
+    if FORMAT == "main" and PACKED:
+        byte, group = tl.arange(0, HALF), tl.arange(0, HALF // 8)
+        codes_real = real if FULL else real & (byte < D // 2)[None, :]
+        scale_real = real if FULL else real & (group < D // 16)[None, :]
+        stored = tl.load(data + row[:, None] * (D // 2) + byte[None, :], codes_real, other=0)
+        scale = tl.load(scales + row[:, None] * (D // 16) + group[None, :], scale_real, other=0)
+    else:
+        column, group = columns(HALF), tl.arange(0, HALF // 16)
+        codes_real = real if FULL else real & (column < D)[None, :]
+        if FORMAT == "main":
+            stored = tl.load(data + row[:, None] * (D // 2) + (column // 2)[None, :], codes_real, other=0)
+            stored = (stored >> (column % 2 * 4).to(tl.uint8)[None, :]) & 15
+            scale = tl.load(scales + row[:, None] * (D // 16) + (column // 16)[None, :], codes_real, other=0)
+        else:
+            stored = tl.load(data + row[:, None] * D + column[None, :], codes_real, other=0)
+            scale = row
+            if FORMAT == "window":
+                scale_real = real if FULL else real & (group < D // 32)[None, :]
+                scale = tl.load(scales + row[:, None] * (D // 32) + group[None, :], scale_real, other=0)
+    return stored, scale
+
+
+@triton.jit
+def decoded(
+    stored, scale, HALF: tl.constexpr, FORMAT: tl.constexpr, DOT: tl.constexpr, FP8: tl.constexpr, PACKED: tl.constexpr
+):
+    """Values [N, 2 * HALF] of fetched rows, in the type that is multiplied. Exact in bfloat16."""
+    N: tl.constexpr = stored.shape[0]
+    if FORMAT == "main" and PACKED:
+        factor = codes.e4m3_decode(scale, FP8).to(tl.bfloat16)
+        factor = factor[:, :, None].broadcast_to(N, HALF // 8, 8).reshape(N, HALF)
+        types: tl.constexpr = (tl.bfloat16, tl.bfloat16)
+        first, second = tl.inline_asm_elementwise(DECODE_FP4, REGISTERS, [stored, factor], types, True, 8)
+        values = tl.join(first, second).permute(0, 2, 1).reshape(N, 2 * HALF)
+    elif FORMAT == "main":
+        values = codes.e2m1_decode(stored).to(DOT) * codes.e4m3_decode(scale, FP8).to(DOT)
+    elif FORMAT == "window":
+        factor = codes.ue8m0_decode(scale)[:, None, :, None].broadcast_to(N, 2, HALF // 16, 16).reshape(N, 2 * HALF)
+        values = (codes.e4m3_decode(stored, FP8).to(tl.float32) * factor).to(DOT)
+    else:
+        values = stored.to(DOT)
+    return values
+
+
+@triton.jit
+def rotated_back(x, cos, sin, token, D: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr):
+    """Undo the rotation of the last PAIRS pairs of a token's head outputs [heads, 2 * HALF], columns in order."""
+    HEADS: tl.constexpr = x.shape[0]
+    pair = tl.arange(0, HALF) - (D // 2 - PAIRS)
+    turned = (pair >= 0) & (pair < PAIRS)
+    c = tl.load(cos + token * PAIRS + pair, turned, other=1.0).to(tl.float32)[None, :]
+    s = tl.load(sin + token * PAIRS + pair, turned, other=0.0).to(tl.float32)[None, :]
+    a, b = x.reshape(HEADS, HALF, 2).split()
+    return tl.join(a * c + b * s, b * c - a * s).reshape(HEADS, 2 * HALF)
+
+
+def arguments(prefix: str, rows: Rows) -> dict[str, object]:
+    """The arguments `{prefix}_data`, ... of a kernel that reads these rows."""
+    table = rows.table.contiguous()
+    return {
+        f"{prefix}_data": rows.data,
+        f"{prefix}_scales": rows.scales,
+        f"{prefix}_table": table,
+        f"{prefix}_pages": table.shape[1],
+        f"{prefix}_page": rows.page,
+        f"{prefix.upper()}_FORMAT": {None: "plain", MAIN: "main", WINDOW: "window"}[rows.format],
+    }
+
+
+def common(q: Tensor, keys: int, warps: int) -> dict[str, object]:
+    """The constants of kernels that multiply queries [T, H, D] with tiles of `keys` rows.
+
+    PACKED, `decode_fp4` decodes: a thread must hold whole groups of eight bytes, as it does where it loads sixteen.
+    """
+    bf16 = dot_type(q.dtype) == tl.bfloat16
+    wide = q.shape[2] == 512 and keys * 256 >= 16 * 32 * warps
+    return dict(
+        H=q.shape[1],
+        D=q.shape[2],
+        HALF=max(16, triton.next_power_of_2(q.shape[2] // 2)),
+        DOT=dot_type(q.dtype),
+        PRECISION="tf32" if bf16 else "ieee",
+        FP8=native_fp8(q.device),
+        PACKED=bf16 and wide and not INTERPRETED,
+    )
+
+
+def check(q: Tensor, sink: Tensor, span: Span, rotation: tuple[Tensor, Tensor] | None, **given: Rows | None) -> None:
+    """Raises Unsupported for what the attention kernels do not take."""
+    dot_type(q.dtype)
+    tokens, heads, width = q.shape
+    require(width % 32 == 0 and width <= 512, f"D = {width}: allowed are multiples of 32 up to 512")
+    require(sink.shape == (heads,), f"sink.shape = {tuple(sink.shape)}: allowed is ({heads},), one a head")
+    require(len(span.last) == tokens, f"span has {len(span.last)} queries: allowed are the {tokens} of q")
+    for name, rows in given.items():
+        if rows is None:
+            continue
+        require(rows.format in (None, MAIN, WINDOW), f"{name}.format = {rows.format}: allowed are main and window rows")
+        stored = width // 2 if rows.format == MAIN else width
+        found = rows.data.shape[1]
+        require(found == stored, f"{name}.data.shape[1] = {found}: allowed is {stored} at width {width}")
+        require(rows.data.is_contiguous(), f"{name}.data: allowed are contiguous rows")
+        require(rows.scales is None or rows.scales.is_contiguous(), f"{name}.scales: allowed are contiguous rows")
+        if rows.format is None:
+            require(rows.data.dtype == q.dtype, f"{name}.data.dtype = {rows.data.dtype}: allowed is q's, {q.dtype}")
+    if rotation is not None:
+        shape = tuple(rotation[0].shape)
+        allowed = len(shape) == 2 and shape[0] == tokens and 2 * shape[1] <= width and rotation[1].shape == shape
+        require(allowed, f"rotation of shape {shape}: allowed are cos and sin [{tokens}, R / 2] with R <= {width}")
+
+
+def places(span: Span) -> dict[str, Tensor]:
+    """The arguments that say which window rows a query reads."""
+    return dict(seq=span.seq.contiguous(), first=span.first.contiguous(), last=span.last.contiguous())
+
+
+def pairs(rotation: tuple[Tensor, Tensor] | None) -> dict[str, object]:
+    """The arguments of `rotated_back`; without a rotation there are no pairs."""
+    if rotation is None:
+        return dict(cos=None, sin=None, PAIRS=0)
+    cos, sin = (t.contiguous() for t in rotation)
+    return dict(cos=cos, sin=sin, PAIRS=cos.shape[1])
+
+
+def specimen_rows(width: int, format: Format, sequences: int = 32) -> Rows:
+    """Stored rows on the meta device, to compile kernels with."""
+    codes = format.row_bytes(width) - width // format.group
+    data = torch.empty(1 << 16, codes, dtype=torch.uint8, device="meta")
+    scales = torch.empty(1 << 16, width // format.group, dtype=torch.uint8, device="meta")
+    table = torch.empty(sequences, 64, dtype=torch.int64, device="meta")
+    return Rows(data, table, 64, scales, format, torch.bfloat16)

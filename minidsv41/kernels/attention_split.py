@@ -1,0 +1,223 @@
+"""Attention of single queries: one program takes a query, its heads, and all of its keys or one of several parts.
+
+The program first writes the physical rows of its keys (4 bytes a key, read back at once), then takes tile after tile:
+rows are decoded into shared memory once and multiplied twice, as keys and as values, while the next tile's bytes are
+on their way to registers. Where a query's keys are in parts, `combine` adds up their float32 outputs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from minidsv41.kernels.attention_rows import (
+    LOG2E,
+    arguments,
+    columns,
+    common,
+    decoded,
+    fetch,
+    in_order,
+    located,
+    pairs,
+    places,
+    rotated_back,
+)
+from minidsv41.kernels.launch import launch
+from minidsv41.ops.rows import Rows, Span
+
+LOWEST = tl.constexpr(-1e30)  # the maximum of no scores: finite, so that differences are numbers
+
+
+class Tile(NamedTuple):
+    """Heads of a program, keys that it takes at once, and into how many parts (programs) a query's keys are split."""
+
+    heads: int
+    keys: int
+    splits: int = 1
+    warps: int = 8
+    stages: int = 5
+    rows: int = 4  # heads that one program of `combine` takes
+
+
+PROGRAMS = 128  # fewer queries than this are split over programs
+
+
+def tile_for(tokens: int, heads: int, keys: int, dtype: torch.dtype) -> Tile:
+    """Tiles of 64 keys; as many parts of a query as fill the card, none smaller than a tile."""
+    step = 16 if dtype == torch.float32 else 64
+    block = min(16 if dtype == torch.float32 else 64, max(16, triton.next_power_of_2(heads)))
+    splits = max(1, min(PROGRAMS // max(1, tokens * triton.cdiv(heads, block)), keys // step))
+    return Tile(block, step, splits, 8 if block == 64 else 4, 5 if block == 64 else 1)
+
+
+def attend(
+    q: Tensor,
+    window: Rows,
+    entries: Rows | None,
+    topk: Tensor | None,
+    sink: Tensor,
+    span: Span,
+    rotation: tuple[Tensor, Tensor] | None,
+    tile: Tile,
+) -> tuple[Tensor, Tensor]:
+    """Output [T, H, D] and lse [T, H], for arguments that have been checked. topk None: window only."""
+    tokens, heads, _ = q.shape
+    shared, turn = common(q, tile.keys, tile.warps), pairs(rotation)
+    k = 0 if topk is None else topk.shape[1]
+    tiles = triton.cdiv(span.width, tile.keys) + triton.cdiv(k, tile.keys)
+
+    def empty(*shape: int, dtype=torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=q.device)
+
+    out, lse = torch.empty_like(q), empty(tokens, heads)
+    blocks, parts = triton.cdiv(heads, tile.heads), tile.splits if tile.splits > 1 else 0
+    stat, part = empty(2, tokens, parts, heads), empty(tokens, parts, heads, 2 * shared["HALF"])
+    launch(
+        by_query,
+        (tokens, blocks, tile.splits),
+        **dict(q=q, out=out, lse=lse, stat=stat, part=part, sink=sink, topk=topk),
+        **dict(rows=empty(tokens, blocks, tiles * tile.keys, dtype=torch.int32)),
+        **places(span),
+        **arguments("window", window),
+        **arguments("entry", window if entries is None else entries),
+        **shared | turn,
+        **dict(W=span.width, K=k, N=tile.keys, HEADS=tile.heads, SPLITS=tile.splits, STAGES=tile.stages),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    if parts:
+        names = ("H", "D", "HALF")
+        launch(
+            combine,
+            (tokens, triton.cdiv(heads, tile.rows)),
+            **dict(out=out, lse=lse, stat=stat, part=part, **turn, **{name: shared[name] for name in names}),
+            **dict(HEADS=tile.rows, SPLITS=tile.splits),
+            num_warps=4,
+        )
+    return out, lse
+
+
+@triton.jit
+def step(q, keys, exists, m, total, acc, once, SCALE: tl.constexpr, PRECISION: tl.constexpr):
+    """A tile of keys joins the softmax of q [heads, D]: maximum m (base 2), denominator in two parts, outputs."""
+    HEADS: tl.constexpr = q.shape[0]
+    N: tl.constexpr = keys.shape[0]
+    s = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
+    if once > 0:  # always, but unless scores pass a branch, each half of the warps computes all of them
+        s = tl.where(exists[None, :], s * (SCALE * LOG2E), float("-inf"))
+    top = tl.maximum(m, tl.max(s, 1))
+    p, less = tl.exp2(s - top[:, None]), tl.exp2(m - top)
+    total = total * less[:, None] + tl.sum(p.reshape(HEADS, 2, N // 2), 2)
+    acc = tl.dot(p.to(keys.dtype), keys, acc * less[:, None], input_precision=PRECISION)
+    return top, total, acc
+
+
+@triton.jit
+def over_tiles(
+    q, rows, tile, end, data, scales, m, total, acc, once, D: tl.constexpr, HALF: tl.constexpr, N: tl.constexpr,
+    FORMAT: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """`step` with the keys of tiles tile..end - 1. The next tile is fetched while one is multiplied."""
+    slot, SCALE = tl.arange(0, N), D**-0.5
+    for t in tl.range(tile, end, num_stages=STAGES, disable_licm=True):
+        row = tl.load(rows + t * N + slot)
+        stored, scale = fetch(data, scales, row, D, HALF, FORMAT, PACKED)
+        keys = decoded(stored, scale, HALF, FORMAT, q.dtype, FP8, PACKED)
+        exists = row >= 0
+        m, total, acc = step(q, keys, exists, m, total, acc, once, SCALE, PRECISION)
+    return m, total, acc
+
+
+@triton.jit
+def by_query(
+    q, out, lse, stat, part, sink, topk, rows, seq, first, last,
+    window_data, window_scales, window_table, window_pages, window_page,
+    entry_data, entry_scales, entry_table, entry_pages, entry_page,
+    cos, sin, WINDOW_FORMAT: tl.constexpr, ENTRY_FORMAT: tl.constexpr, H, D: tl.constexpr, HALF: tl.constexpr,
+    W: tl.constexpr, K: tl.constexpr, N: tl.constexpr, HEADS: tl.constexpr, SPLITS: tl.constexpr,
+    PAIRS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr, PACKED: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    token, split, head0 = tl.program_id(0).to(tl.int64), tl.program_id(2), tl.program_id(1) * HEADS
+    WINDOW: tl.constexpr = (W + N - 1) // N
+    TILES: tl.constexpr = WINDOW + (K + N - 1) // N
+    start, stop = split * TILES // SPLITS, (split + 1) * TILES // SPLITS
+    middle = tl.minimum(tl.maximum(start, WINDOW), stop)
+    rows += (token * tl.num_programs(1) + tl.program_id(1)) * (TILES * N)
+    s, begin, end = tl.load(seq + token), tl.load(first + token), tl.load(last + token)
+    for t in tl.range(start, middle, num_stages=1):
+        slot = t * N + tl.arange(0, N)
+        index = end - (W - 1) + slot
+        index = tl.where((slot < W) & (index >= begin), index, -1)
+        tl.store(rows + slot, located(window_table, window_pages, window_page, s, index))
+    for t in tl.range(middle, stop, num_stages=1):
+        slot = (t - WINDOW) * N + tl.arange(0, N)
+        index = tl.load(topk + token * K + slot, slot < K, other=-1)
+        tl.store(rows + WINDOW * N + slot, located(entry_table, entry_pages, entry_page, s, index))
+    head, column = head0 + tl.arange(0, HEADS), columns(HALF)
+    inside = (head < H)[:, None] if D == 2 * HALF else (head < H)[:, None] & (column < D)[None, :]
+    queries = tl.load(q + token * H * D + head[:, None] * D + column[None, :], inside, other=0.0).to(DOT)
+    once = tl.minimum(H - head0, 1)
+    own = tl.where(split == 0, 1.0, 0.0)  # the sink counts once
+    m = tl.where(split == 0, tl.load(sink + head, head < H, other=0.0).to(tl.float32) * LOG2E, LOWEST)
+    half = tl.where(tl.arange(0, 2) == 0, own, 0.0)
+    total = tl.broadcast_to(half[None, :], (HEADS, 2))
+    acc = tl.zeros([HEADS, 2 * HALF], tl.float32)
+    tl.debug_barrier()
+    m, total, acc = over_tiles(
+        queries, rows, start, middle, window_data, window_scales, m, total, acc, once, D, HALF, N, WINDOW_FORMAT,
+        PRECISION, FP8, PACKED, STAGES,
+    )  # fmt: skip
+    if K > 0:
+        m, total, acc = over_tiles(
+            queries, rows, middle, stop, entry_data, entry_scales, m, total, acc, once, D, HALF, N, ENTRY_FORMAT,
+            PRECISION, FP8, PACKED, STAGES,
+        )  # fmt: skip
+    total = tl.sum(total, 1)
+    if SPLITS > 1:
+        at = (token * SPLITS + split) * H + head
+        tl.store(stat + at, m, head < H)
+        tl.store(stat + tl.num_programs(0).to(tl.int64) * SPLITS * H + at, total, head < H)
+        c = tl.arange(0, 2 * HALF)
+        tl.store(part + at[:, None] * (2 * HALF) + c[None, :], acc, (head < H)[:, None])
+    else:
+        tl.store(lse + token * H + head, (m + tl.log2(total)) / LOG2E, head < H)
+        finish(out, acc / total[:, None], head, token, cos, sin, H, D, HALF, PAIRS)
+
+
+@triton.jit
+def finish(out, o, head, token, cos, sin, H, D: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr):
+    """Write a token's head outputs, rotated back."""
+    o, c = in_order(o, HALF), tl.arange(0, 2 * HALF)
+    if PAIRS > 0:
+        o = rotated_back(o, cos, sin, token, D, HALF, PAIRS)
+    inside = (head < H)[:, None] if D == 2 * HALF else (head < H)[:, None] & (c < D)[None, :]
+    tl.store(out + token * H * D + head[:, None] * D + c[None, :], o.to(out.dtype.element_ty), inside)
+
+
+@triton.jit
+def combine(
+    out, lse, stat, part, cos, sin, H, D: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr,
+    SPLITS: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Some heads of a query: the parts' outputs, weighed by their share in the denominator, make one."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    c, real = tl.arange(0, 2 * HALF), head < H
+    totals = stat + tl.num_programs(0).to(tl.int64) * SPLITS * H
+    top = tl.full([HEADS], LOWEST, tl.float32)
+    for split in tl.static_range(SPLITS):
+        top = tl.maximum(top, tl.load(stat + (token * SPLITS + split) * H + head, real, other=LOWEST))
+    total = tl.zeros([HEADS], tl.float32)
+    acc = tl.zeros([HEADS, 2 * HALF], tl.float32)
+    for split in tl.static_range(SPLITS):
+        at = (token * SPLITS + split) * H + head
+        weight = tl.exp2(tl.load(stat + at, real, other=LOWEST) - top)
+        total += weight * tl.load(totals + at, real, other=1.0)
+        acc += weight[:, None] * tl.load(part + at[:, None] * (2 * HALF) + c[None, :], real[:, None], other=0.0)
+    tl.store(lse + token * H + head, (top + tl.log2(total)) / LOG2E, real)
+    finish(out, acc / total[:, None], head, token, cos, sin, H, D, HALF, PAIRS)
