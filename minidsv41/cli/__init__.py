@@ -218,17 +218,20 @@ def train(
         Path | None, typer.Option("--run", help="The folder of the run; runs/PRESET if not given.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, or cuda: bfloat16 and the kernels, states in float32.")] = "cpu",
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting, such as lr=0.01; may be repeated.")
     ] = None,
 ) -> None:
     """Train the backbone, then DSpark, and write the checkpoint to RUN/checkpoint. Ten minutes for `toy`."""
+    from minidsv41.cli.bench import require_device
     from minidsv41.train.data import corpus
-    from minidsv41.train.loop import TrainConfig, Trainer, fresh
+    from minidsv41.train.loop import ON_GPU, TrainConfig, Trainer, fresh
     from minidsv41.train.product import deliver
     from minidsv41.train.runs import Run
 
-    config = TrainConfig().changed(assignments or [])
+    require_device(device)
+    config = TrainConfig().changed([*(ON_GPU if device == "cuda" else []), *(assignments or [])])
     trainer = Trainer(config, fresh(preset, config.seed), corpus(), Run(folder or Path("runs") / preset))
     trainer.train(resume=resume)
     record = deliver(trainer, trainer.run.folder / "checkpoint")

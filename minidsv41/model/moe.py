@@ -66,8 +66,23 @@ class Experts(nn.Module):
         return out.index_add(0, row, torch.cat(parts).to(out.dtype))
 
     def grouped(self, xs: Tensor, ids: Tensor, ws: Tensor) -> Tensor:
-        """The same without a look at the sizes: rows xs [N, C] by expert ids [N] ascending, ws [N, 1] -> [N, C]."""
+        """The same without a look at the sizes: rows xs [N, C] by expert ids [N] ascending, ws [N, 1] -> [N, C].
+
+        The products of a backward pass take groups of a multiple of 8 rows only, so rows of zeros are put between.
+        """
         ends = torch.searchsorted(ids, torch.arange(len(self.w1), device=ids.device), right=True, out_int32=True)
+        if not torch.is_grad_enabled():
+            return self.products(xs, ws, ends)
+        sizes = ends.diff(prepend=ends.new_zeros(1))
+        full = (sizes + 7) // 8 * 8
+        apart = full.cumsum(0, dtype=torch.int32)  # [E] ends of the groups with their zeros
+        place = torch.arange(len(ids), device=ids.device) + (apart - full - ends + sizes)[ids]
+        apart[-1] = total = (len(ids) + 7 * len(ends) + 7) // 8 * 8
+        xs, ws = (x.new_zeros(total, x.shape[1]).index_copy(0, place, x) for x in (xs, ws))
+        return self.products(xs, ws, apart)[place]
+
+    def products(self, xs: Tensor, ws: Tensor, ends: Tensor) -> Tensor:
+        """Rows xs [N, C], weights ws [N, 1], the end of each expert's rows -> [N, C]."""
         gate, up = (F.grouped_mm(xs, w.transpose(1, 2), offs=ends) for w in (self.w1, self.w3))
         return F.grouped_mm(swiglu(gate, up, self.limit, ws), self.w2.transpose(1, 2), offs=ends)
 

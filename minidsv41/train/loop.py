@@ -21,6 +21,8 @@ from minidsv41.train.runs import Run, RunError, State
 from minidsv41.train.stage import Stage
 
 POSITIVE = {"threads", "length", "batch", "steps", "lr", "draft_lr", "save_every", "validate_every"}  # settings
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+ON_GPU = ("device=cuda", "dtype=bfloat16", "threads=1")  # settings of a run there, unless others are given
 SNAPSHOTS = (0, 10, 50)  # per cent of the backbone's steps at which the indexer is kept
 
 
@@ -31,6 +33,7 @@ class TrainConfig:
     seed: int = 0
     threads: int = 2
     device: str = "cpu"
+    dtype: str = "float32"  # in which the model computes; masters, optimiser states, statistics and losses stay float32
     length: int = 256  # tokens of a sequence
     batch: int = 16  # sequences of a step
     steps: int = 220
@@ -63,6 +66,8 @@ class TrainConfig:
                 values[name] = kinds[name](value)
             except ValueError:
                 raise RunError(f"{text}: {name} is of type {kinds[name].__name__}") from None
+            if name == "dtype" and value not in DTYPES:
+                raise RunError(f"{text}: allowed are {', '.join(DTYPES)}")
             if kinds[name] is not str and not (
                 0 < values[name] < math.inf or values[name] == 0 and name not in POSITIVE
             ):
@@ -111,7 +116,7 @@ class Trainer:
     def train(self, *, resume: bool = False) -> None:
         """Run what is left of both stages; the model then holds what will be stored. Raises RunError."""
         torch.set_num_threads(self.config.threads)
-        self.model.to(self.config.device)
+        self.model.to(self.config.device).cast(DTYPES[self.config.dtype])
         state = self.run.begin(self.settings(), resume=resume)
         plan = {"backbone": self.config.steps, "draft": self.config.draft_steps}
         for name, steps in plan.items():

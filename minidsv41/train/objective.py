@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from minidsv41.model import Model, SequenceKeys
+from minidsv41.model.norm import wide
 from minidsv41.ops import Batch
 from minidsv41.train.losses import BALANCE_WEIGHT, Queries, alignment_loss, balance_loss, draft_loss
 from minidsv41.train.plain import PlainTransformer
@@ -157,7 +158,9 @@ class Backbone:
             return torch.zeros((), device=batch.device)
 
         def last(x: Tensor) -> Tensor:
-            return x.unflatten(0, (count, -1))[count - self.align :]
+            """Of the last sequences; a small difference of two distributions needs the wide type."""
+            x = x.unflatten(0, (count, -1))[count - self.align :]
+            return x.to(wide(x.dtype)) if x.is_floating_point() else x
 
         span = batch.span(config.sliding_window, decoder=layer > config.decoder_start)
         with torch.no_grad():

@@ -88,7 +88,7 @@ def lr_factor(progress: float, *, warmup: float, hold: float = 28 / 45, end: flo
 
 
 class Optimizer:
-    """Updates fp32 master weights and hands them to the parameters, rounded or not.
+    """Updates master weights, in float32 even where the parameters are bfloat16, and hands them over, rounded or not.
 
     `parameters`: (name, parameter) pairs; `balance` parameters are left out. `stacks` maps the end of a name to the
     number of matrices stacked in its rows: heads of a query projection, groups of an output projection. Each is
@@ -105,7 +105,10 @@ class Optimizer:
     ) -> None:
         self.total = total
         self.parameters = {name: p for name, p in parameters if rule(name) != "balance"}
-        self.master = {name: p.detach().clone() for name, p in self.parameters.items()}
+        self.master = {
+            name: p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True)
+            for name, p in self.parameters.items()
+        }
         self.kinds = {name: rule(name) for name in self.parameters}
         for name, kind in self.kinds.items():
             if kind == "matrix" and self.master[name].ndim < 2:
@@ -132,7 +135,7 @@ class Optimizer:
 
         `rounded(name, master)` gives the value that the parameter holds; without it, the master itself.
         """
-        gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+        gradients = {n: p.grad.to(self.master[n].dtype) for n, p in self.parameters.items() if p.grad is not None}
         self.step_matrices(lr, gradients)
         for name, g in gradients.items():
             if self.kinds[name] in ("embedding", "table"):

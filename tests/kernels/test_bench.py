@@ -1,4 +1,4 @@
-"""The measuring harness: what it keeps, what it refuses to time, and what it survives. Clocks and timers are made up."""
+"""The measuring harness: what it keeps, what it refuses to time, and what it survives. Clocks are made up."""
 
 from __future__ import annotations
 
