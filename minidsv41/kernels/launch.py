@@ -118,9 +118,18 @@ def disassembled(cubin: bytes) -> tuple[str, str]:
 RECORDING: list[list[Launch]] = []
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *, num_warps: int = 4, num_stages: int = 3, **args: Any) -> None:
-    """Start a kernel; within `recorded()`, only note what would have been started."""
-    call = Launch(kernel, grid, args, {"num_warps": num_warps, "num_stages": num_stages})
+def launch(
+    kernel: Any,
+    grid: tuple[int, ...],
+    *,
+    num_warps: int = 4,
+    num_stages: int = 3,
+    maxnreg: int | None = None,
+    **args: Any,
+) -> None:
+    """Start a kernel; within `recorded()`, only note what would have been started. maxnreg: registers a thread."""
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    call = Launch(kernel, grid, args, options if maxnreg is None else options | {"maxnreg": maxnreg})
     if RECORDING:
         RECORDING[-1].append(call)
     elif all(grid):
