@@ -10,7 +10,7 @@ import typer
 
 from minidsv41 import __version__
 from minidsv41.cli.bench import bench, require_device, require_versions
-from minidsv41.cli.kernels import bench_kernels, kernels
+from minidsv41.cli.kernels import bench_kernels, bench_train_gpu, kernels
 from minidsv41.cli.lesson import lesson
 from minidsv41.cli.plan import plan
 from minidsv41.cli.study import study
@@ -23,6 +23,7 @@ app = typer.Typer(
 app.add_typer(bench, name="bench")
 app.add_typer(lesson, name="lesson")
 bench.command("kernels")(bench_kernels)
+bench.command("train-gpu")(bench_train_gpu)
 app.command()(kernels)
 app.command()(study)
 app.command()(plan)

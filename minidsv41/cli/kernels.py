@@ -97,3 +97,39 @@ def kernels(
         table.add_row(row["specimen"], row["kernel"], f"sm_{row['capability']}", *numbers)
     if not json_lines:
         Console(width=None if Console().is_terminal else 120).print(table)
+
+
+def bench_train_gpu(
+    preset: Annotated[str, typer.Option(help="toy or small.")] = "small",
+    steps: Annotated[int, typer.Option(min=2, help="Of each run.")] = 80,
+    seeds: Annotated[int, typer.Option(min=1, help="How many, from 0 on.")] = 3,
+    contenders: Annotated[
+        list[str] | None, typer.Option("--contender", help="kernels, plain or compile; may repeat. All if not given.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences of a step.")] = 32,
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence.")] = 512,
+    minutes: Annotated[float, typer.Option(min=0.05, help="No run begins that would not be done by then.")] = 4.0,
+    device: Annotated[str, typer.Option(help="cuda, in bfloat16; or cpu.")] = "cuda",
+    into: Annotated[Path | None, typer.Option(help="The folder of the record; data/records if not given.")] = None,
+) -> None:
+    """Train with the kernels, on plain operations and on these compiled: tokens a second, and losses over seeds."""
+    from minidsv41.cli.bench import require_device
+    from minidsv41.paths import records_dir
+    from minidsv41.train import bench, bench_gpu
+    from minidsv41.train.data import corpus
+
+    require_device(device)
+    names = tuple(contenders or bench_gpu.CONTENDERS)
+    if unknown := set(names) - set(bench_gpu.CONTENDERS):
+        raise typer.BadParameter(f"{min(unknown)}: allowed are {', '.join(bench_gpu.CONTENDERS)}")
+    sizes = dict(steps=steps, warm=min(10, steps // 2), batch=batch, length=length, minutes=minutes)
+    config = bench_gpu.TrainGpuConfig(
+        preset=preset, contenders=names, seeds=tuple(range(seeds)), device=device, **sizes
+    )
+    folder = into or records_dir()
+    results = bench_gpu.measure(
+        corpus(), config, save=lambda found: bench.write(bench.record("train_gpu", config, found), folder)
+    )
+    for text in bench_gpu.lines(results):
+        typer.echo(text)
+    typer.echo(folder / "bench_train_gpu.json")
