@@ -60,7 +60,8 @@ def gate(
     own = stream * C
     w = tl.load(q_weight + own + a).to(tl.float32) * tl.load(k_weight + own + a).to(tl.float32)
     if REST:
-        u = tl.load(q_weight + own + b, b < C, 0.0).to(tl.float32) * tl.load(k_weight + own + b, b < C, 0.0)
+        u = tl.load(q_weight + own + b, b < C, 0.0).to(tl.float32)
+        u *= tl.load(k_weight + own + b, b < C, 0.0).to(tl.float32)
     for token in tl.range(tl.program_id(0) // n, T, stride, num_stages=STAGES):
         t = tl.cast(token, tl.int64)
         at_x, at_kv = (t * n + stream) * C, t * ((n + 1) * C)

@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 
 from minidsv41.config import ModelConfig  # noqa: E402
 from minidsv41.formats import TABLE  # noqa: E402
+from minidsv41.kernels.bench import engram as bench  # noqa: E402
 from minidsv41.kernels.engram import Prefetch, Tile, engram_read  # noqa: E402
 from minidsv41.kernels.gate import Tile as GateTile  # noqa: E402
 from minidsv41.kernels.gate import engram_gate  # noqa: E402
@@ -136,7 +137,7 @@ def test_the_gate_is_that_of_float64(T, n, C, dtype, device, generator):
 
 
 def test_sums_of_streams_are_rounded_in_no_direction(device, generator):
-    X, kv, *rest = streams(64, 2, 64, torch.bfloat16, device, generator)
+    X, kv, *rest = streams(24, 2, 64, torch.bfloat16, device, generator)
     wanted, _ = ops.engram_gate(X.double(), kv.double(), *(t.double() for t in rest[:2]), rest[2], EPS)
     found, _ = engram_gate(X, kv, *rest, EPS)
     off = (found.double() - wanted) / wanted.abs().clamp(min=0.1)
@@ -185,3 +186,24 @@ def test_what_is_not_supported_is_refused(generator):
             with pytest.raises(Unsupported, match=said):
                 call()
     assert not launches
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        bench.both_case(5, n=2, C=48, K=6, W=32, rows=60),
+        bench.read_case(5, host=True, K=6, W=32, rows=60),
+    ],
+    ids=["both", "host"],
+)
+def test_a_small_bench_case_runs_and_is_right(case, device):
+    contest = case.build(device, 0)
+    assert next(iter(contest.runs)) == "kernel"
+    for name in {"kernel", "plain", "staged"} & set(contest.runs):
+        contest.runs[name]()
+    assert contest.error() <= contest.tolerance
+
+
+def test_rows_that_a_processor_gathers_are_the_same(device):
+    contest = bench.read_case(5, host=True, K=6, W=32, rows=60).build(device, 0)
+    assert torch.equal(contest.runs["staged"](), contest.runs["kernel"]())
