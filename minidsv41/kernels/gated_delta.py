@@ -8,8 +8,8 @@ values, goes through the chunks with its part of S in registers. It keeps S^T, s
 held for the keys, all of them computed, are left operands out of registers, and all that it loads (k, q, v, R, M)
 is multiplied as it lies in shared memory.
 
-Bytes a token with 16 key heads, 32 value heads, 128 channels, bfloat16: 24,832 in and out once; R and M, 16,384
-written and read in between; `walk` reads k and q once a head and block of values, four times, from L2. 22 GFLOP for
+Bytes a token with 16 key heads, 32 value heads, 128 channels, bfloat16: 24,832 in and out once; R and M, 8,192
+written and read again; `walk` reads k and q once a head and block of values, four times, from L2. 21 GFLOP for
 4,096 tokens. The matrix unit and memory would both do with 28 us; what limits is the chain in `walk`: six products
 of a chunk one after the other on 64 programs, T / 64 times.
 
@@ -33,18 +33,23 @@ SIZE = 64  # tokens of a chunk
 
 
 class Tile(NamedTuple):
-    """Values of a program of `walk`; warps of both kernels; stages of the loads in `walk`."""
+    """Values of a program of `walk`, warps of both kernels, stages of the loads in `walk`.
+
+    registers: what a thread of `prepare` may take, 128 for four programs at once; products: how `inverse` multiplies.
+    """
 
     values: int = 64
     prepare_warps: int = 4
     walk_warps: int = 4
     walk_stages: int = 3
+    registers: int | None = 128
+    products: str = "ieee"
 
 
 def tile_of(value_dim: int, dtype: torch.dtype) -> Tile:
     """bfloat16: 64 values are the rows of one warp group. float32 fills registers and shared memory sooner."""
     if dtype == torch.float32:
-        return Tile(values=16, walk_warps=8, walk_stages=1)
+        return Tile(values=16, walk_warps=8, walk_stages=1, registers=None)
     return Tile(values=max(16, min(64, triton.next_power_of_2(value_dim))))
 
 
@@ -60,7 +65,7 @@ def within(rows, columns, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def prepare(
     q, k, g, beta, solve, mix, kept, left, T, chunks, Hk, H,
-    K: tl.constexpr, WIDE: tl.constexpr, SIZE: tl.constexpr, DOT: tl.constexpr,
+    K: tl.constexpr, WIDE: tl.constexpr, SIZE: tl.constexpr, DOT: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
     head, chunk = tl.program_id(0) % H, tl.program_id(0) // H
     i, d = tl.arange(0, SIZE), tl.arange(0, WIDE)
@@ -81,7 +86,7 @@ def prepare(
     M = tl.dot(queries, tl.trans(keys), input_precision="tf32x3") * between
     tl.store(mix + square, M.to(mix.dtype.element_ty))
     L = tl.dot(keys, tl.trans(keys), input_precision="tf32x3") * between * rate[:, None]
-    R = inverse(tl.where(i[:, None] > i[None, :], L, 0.0)) * rate[None, :]
+    R = inverse(tl.where(i[:, None] > i[None, :], L, 0.0), PRODUCTS) * rate[None, :]
     tl.store(solve + square, R.to(solve.dtype.element_ty))
 
 
@@ -137,7 +142,8 @@ def chunked(
     out, last = torch.empty_like(v), torch.empty_like(S)
     shared = dict(T=T, chunks=chunks, Hk=Hk, H=H, K=K, WIDE=max(16, triton.next_power_of_2(K)), SIZE=SIZE)
     shared |= dict(q=q, k=k, solve=solve, mix=mix, kept=kept, left=left, DOT=dot_type(v.dtype))
-    launch(prepare, (chunks * H,), g=g, beta=beta, num_warps=tile.prepare_warps, **shared)
+    prepared = dict(g=g, beta=beta, PRODUCTS=tile.products, num_warps=tile.prepare_warps, maxnreg=tile.registers)
+    launch(prepare, (chunks * H,), **prepared, **shared)
     shared |= dict(num_warps=tile.walk_warps, num_stages=tile.walk_stages)
     launch(walk, (H, triton.cdiv(V, tile.values)), v=v, S=S, out=out, last=last, V=V, VALUES=tile.values, **shared)
     return out, last

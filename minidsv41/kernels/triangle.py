@@ -12,15 +12,15 @@ import triton.language as tl
 
 
 @triton.jit
-def inverse(L):
-    """(1 + L)^-1 of a float32 [64, 64]."""
+def inverse(L, PRODUCTS: tl.constexpr):
+    """(1 + L)^-1 of a float32 [64, 64]; PRODUCTS: how its small products are computed, see `tl.dot`."""
     X = substitution(diagonal(L, 4, 16), 4, 16)
-    X = doubled(X, diagonal(L, 2, 32), 2, 16)
+    X = doubled(X, diagonal(L, 2, 32), 2, 16, PRODUCTS)
     L = L.reshape(2, 32, 2, 32).permute(1, 3, 0, 2)
     left, _ = L.split()
     _, C = left.split()
     A, D = X.permute(1, 2, 0).split()
-    E = -tl.dot(tl.dot(D, C, input_precision="tf32x3"), A, input_precision="tf32x3")
+    E = -tl.dot(tl.dot(D, C, input_precision=PRODUCTS), A, input_precision=PRODUCTS)
     return tl.join(tl.join(A, tl.zeros_like(A)), tl.join(E, D)).permute(3, 0, 2, 1).reshape(64, 64)
 
 
@@ -46,11 +46,11 @@ def substitution(L, N: tl.constexpr, B: tl.constexpr):
 
 
 @triton.jit
-def doubled(X, L, N: tl.constexpr, B: tl.constexpr):
+def doubled(X, L, N: tl.constexpr, B: tl.constexpr, PRODUCTS: tl.constexpr):
     """2N inverted blocks of B and N blocks of L of 2B -> N inverted blocks of 2B."""
     left, _ = L.reshape(N, 2, B, 2, B).permute(0, 2, 4, 1, 3).split()  # the columns of A and C
     _, C = left.split()
     A, D = X.reshape(N, 2, B, B).permute(0, 2, 3, 1).split()
-    E = -tl.dot(tl.dot(D, C, input_precision="tf32x3"), A, input_precision="tf32x3")
+    E = -tl.dot(tl.dot(D, C, input_precision=PRODUCTS), A, input_precision=PRODUCTS)
     upper, lower = tl.join(A, tl.zeros_like(A)), tl.join(E, D)
     return tl.join(upper, lower).permute(0, 4, 1, 3, 2).reshape(N, 2 * B, 2 * B)

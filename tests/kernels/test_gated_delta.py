@@ -11,6 +11,11 @@ from minidsv41.kernels.bench.gated_delta import case
 from minidsv41.kernels.gated_delta import Tile, chunked
 from minidsv41.kernels.launch import INTERPRETED, Unsupported
 
+TILES = [
+    Tile(values=16, prepare_warps=2, registers=None),
+    Tile(values=128, walk_warps=8, products="tf32x3"),
+    Tile(walk_stages=2),
+]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2.4e-2 if INTERPRETED else 1.2e-2}  # the interpreter truncates
 
 
@@ -98,9 +103,7 @@ def test_every_element_is_written(generator, device, monkeypatch):
     assert all(x.isfinite().all() for x in chunked(*given))
 
 
-@pytest.mark.parametrize(
-    "tile", [Tile(values=16, prepare_warps=2), Tile(values=128, walk_warps=8), Tile(walk_stages=2)]
-)
+@pytest.mark.parametrize("tile", TILES)
 def test_the_tile_does_not_change_the_result(tile, generator, device):
     compare(inputs(70, 1, 1, 32, 48, generator=generator, device=device, dtype=torch.bfloat16), tile=tile)
 
