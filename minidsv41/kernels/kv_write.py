@@ -48,11 +48,14 @@ def write(
     gain, rest_gain = tl.load(norm + REST + d).to(tl.float32), tl.load(norm + d).to(tl.float32)
     here = x + row * stride + d
     ahead, rest_ahead = tl.load(here + REST, row < n, 0.0), tl.load(here, row < n, 0.0)
+    own, entry = tl.load(seq + row, row < n, 0), tl.load(index + row, row < n, -1)
     for _ in range(ROWS):
         last, rest = ahead.to(tl.float32), rest_ahead.to(tl.float32)
+        at = physical(table, own, entry, pages, PAGE)
         here += stride
-        ahead, rest_ahead = tl.load(here + REST, row + 1 < n, 0.0), tl.load(here, row + 1 < n, 0.0)
-        at = physical(table, tl.load(seq + row, row < n, 0), tl.load(index + row, row < n, -1), pages, PAGE)
+        more = row + 1 < n
+        ahead, rest_ahead = tl.load(here + REST, more, 0.0), tl.load(here, more, 0.0)
+        own, entry = tl.load(seq + row + 1, more, 0), tl.load(index + row + 1, more, -1)
         squares = last * last
         if REST:
             squares += rest * rest
