@@ -1,7 +1,8 @@
 """The gated delta rule at the heads of Qwen3-Next and its relatives, one sequence a call.
 
 The plain twin runs in float32 (its triangular solve knows no bfloat16) with keys repeated for every head; its solve
-may synchronise, so it is timed without a graph. Targets are twice the times of flash_qla 0.1.3 on the same card.
+may synchronise, so it is timed without a graph, and only where its launches are few enough to wait for. Targets are
+twice the times of flash_qla 0.1.3 on the same card.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ def contest(T: int, Hk: int, H: int, D: int, device: torch.device, seed: int) ->
             out.append(o)
         return torch.cat(out), S
 
-    runs = dict(kernel=partial(chunked, *given), plain=partial(delta.chunked, *plain), compile=in_chunks)
-    runs |= libraries(given)
+    runs = dict(kernel=partial(chunked, *given)) | libraries(given)
+    if T <= 4096:
+        runs |= dict(plain=partial(delta.chunked, *plain), compile=in_chunks)
     chunks = -(-T // SIZE)
     workspace = chunks * H * SIZE * (2 * SIZE * 2 + 2 * 4)
     return Contest(runs, partial(error, given), 1.2e-2, workspace, frozenset({"plain", "compile"}))
@@ -90,7 +92,6 @@ def libraries(given: list[Tensor]) -> dict[str, Callable[[], object]]:
 CASES = [
     case(4096, 16, 32, 128, 316),
     case(32768, 16, 32, 128, 1368),
-    case(4096, 16, 64, 128),
-    case(4096, 16, 16, 128),
     case(32768, 16, 16, 128),
+    case(32768, 16, 64, 128),
 ]
