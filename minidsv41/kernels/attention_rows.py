@@ -16,6 +16,7 @@ from minidsv41.kernels import codes
 from minidsv41.kernels.launch import INTERPRETED, dot_type, native_fp8, require
 from minidsv41.ops.rows import Rows, Span
 
+LARGE = (9, 10)  # generations of cards with 227 KB of shared memory a program
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -178,6 +179,11 @@ def check(q: Tensor, sink: Tensor, span: Span, rotation: tuple[Tensor, Tensor] |
         shape = tuple(rotation[0].shape)
         allowed = len(shape) == 2 and shape[0] == tokens and 2 * shape[1] <= width and rotation[1].shape == shape
         require(allowed, f"rotation of shape {shape}: allowed are cos and sin [{tokens}, R / 2] with R <= {width}")
+
+
+def generation(device: torch.device) -> int:
+    """The first number of a card's capability; Hopper's where there is no card."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 9
 
 
 def places(span: Span) -> dict[str, Tensor]:

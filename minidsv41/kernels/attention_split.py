@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minidsv41.kernels.attention_rows import (
+    LARGE,
     LOG2E,
     arguments,
     columns,
@@ -47,12 +48,16 @@ class Tile(NamedTuple):
 PROGRAMS = 128  # fewer queries than this are split over programs
 
 
-def tile_for(tokens: int, heads: int, keys: int, dtype: torch.dtype) -> Tile:
-    """Tiles of 64 keys; as many parts of a query as fill the card, none smaller than a tile."""
-    step = 16 if dtype == torch.float32 else 64
-    block = min(16 if dtype == torch.float32 else 64, max(16, triton.next_power_of_2(heads)))
-    splits = max(1, min(PROGRAMS // max(1, tokens * triton.cdiv(heads, block)), keys // step))
-    return Tile(block, step, splits, 8 if block == 64 else 4, 5 if block == 64 else 1)
+def tile_for(tokens: int, heads: int, keys: int, dtype: torch.dtype, card: int = 9) -> Tile:
+    """As many parts of a query as fill the card, none smaller than a tile; small tiles where shared memory is small."""
+    if dtype == torch.float32:
+        tile = Tile(16, 16, warps=4, stages=1)
+    elif card in LARGE and heads > 32:
+        tile = Tile(64, 64)
+    else:
+        tile = Tile(min(32, max(16, triton.next_power_of_2(heads))), 32, warps=8 if heads > 16 else 4, stages=1)
+    programs = max(1, tokens * triton.cdiv(heads, tile.heads))
+    return tile._replace(splits=max(1, min(PROGRAMS // programs, keys // tile.keys)))
 
 
 def attend(
@@ -155,10 +160,11 @@ def by_query(
         index = end - (W - 1) + slot
         index = tl.where((slot < W) & (index >= begin), index, -1)
         tl.store(rows + slot, located(window_table, window_pages, window_page, s, index))
-    for t in tl.range(middle, stop, num_stages=1):
-        slot = (t - WINDOW) * N + tl.arange(0, N)
-        index = tl.load(topk + token * K + slot, slot < K, other=-1)
-        tl.store(rows + WINDOW * N + slot, located(entry_table, entry_pages, entry_page, s, index))
+    if K > 0:
+        for t in tl.range(middle, stop, num_stages=1):
+            slot = (t - WINDOW) * N + tl.arange(0, N)
+            index = tl.load(topk + token * K + slot, slot < K, other=-1)
+            tl.store(rows + WINDOW * N + slot, located(entry_table, entry_pages, entry_page, s, index))
     head, column = head0 + tl.arange(0, HEADS), columns(HALF)
     inside = (head < H)[:, None] if D == 2 * HALF else (head < H)[:, None] & (column < D)[None, :]
     queries = tl.load(q + token * H * D + head[:, None] * D + column[None, :], inside, other=0.0).to(DOT)

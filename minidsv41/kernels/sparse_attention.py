@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from minidsv41.formats import MAIN, WINDOW
-from minidsv41.kernels.attention_rows import check, specimen_rows
+from minidsv41.kernels.attention_rows import check, generation, specimen_rows
 from minidsv41.kernels.attention_split import Tile, attend, tile_for
 from minidsv41.kernels.launch import require
 from minidsv41.kernels.window_attention import window_attention
@@ -41,7 +41,7 @@ def sparse_attention(
         return window_attention(q, window, sink, span, with_lse=with_lse, rotation=rotation)
     check(q, sink, span, rotation, window=window, entries=entries)
     require(topk.dim() == 2 and len(topk) == len(q), f"topk.shape = {tuple(topk.shape)}: allowed is [{len(q)}, k]")
-    tile = tile or tile_for(len(q), q.shape[1], span.width + topk.shape[1], q.dtype)
+    tile = tile or tile_for(len(q), q.shape[1], span.width + topk.shape[1], q.dtype, generation(q.device))
     out, lse = attend(q.contiguous(), window, entries, topk.contiguous(), sink, span, rotation, tile)
     return (out, lse) if with_lse else out
 

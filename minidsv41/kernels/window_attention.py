@@ -25,6 +25,7 @@ from minidsv41.kernels.attention_rows import (
     common,
     decoded,
     fetch,
+    generation,
     located,
     pairs,
     places,
@@ -43,9 +44,11 @@ class RunTile(NamedTuple):
     warps: int = 8
 
 
-def run_tile_for(tokens: int, heads: int, width: int, sequences: int, dtype: torch.dtype) -> RunTile | None:
-    """None where queries share too little: few of them, or few a sequence, or float32 rows that fill shared memory."""
-    if dtype == torch.float32 or heads < 64 or width < 512:
+def run_tile_for(
+    tokens: int, heads: int, width: int, sequences: int, dtype: torch.dtype, card: int = 9
+) -> RunTile | None:  # fmt: skip
+    """None where queries share too little, being few or of many sequences, and where memory is not as on Hopper."""
+    if dtype == torch.float32 or heads < 64 or width != 512 or card != 9:
         return None
     queries = min(32, tokens // max(128, 2 * sequences))
     return RunTile(1 << (queries.bit_length() - 1)) if queries >= 4 else None
@@ -69,12 +72,12 @@ def window_attention(
     """
     check(q, sink, span, rotation, window=window)
     tokens, heads, width = q.shape
-    q, sequences = q.contiguous(), len(window.table)
-    tile = tile or run_tile_for(tokens, heads, width, sequences, q.dtype)
+    q, sequences, card = q.contiguous(), len(window.table), generation(q.device)
+    tile = tile or run_tile_for(tokens, heads, width, sequences, q.dtype, card)
     if isinstance(tile, RunTile):
         out, lse = by_run(q, window, sink, span, rotation, tile)
     else:
-        tile = tile or tile_for(tokens, heads, span.width, q.dtype)
+        tile = tile or tile_for(tokens, heads, span.width, q.dtype, card)
         out, lse = attend(q, window, None, None, sink, span, rotation, tile)
     return (out, lse) if with_lse else out
 
