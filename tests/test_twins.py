@@ -108,7 +108,8 @@ def test_float64_and_cpu_tensors_are_no_work_for_a_kernel():
 
 def test_training_can_have_a_kernel_of_its_own(monkeypatch):
     asked = []
-    monkeypatch.setattr(twins, "attempt", lambda name, kernel, args, kwargs: (True, asked.append(kernel)))
+    monkeypatch.setattr(twins, "load", lambda kernel: lambda x: asked.append(kernel))
+    monkeypatch.setattr("minidsv41.kernels.launch.INTERPRETED", True)
     operation = twins.twin(doubled, kernel="one.doubled", training="other.doubled")
     with ops.versions("kernels"):
         operation(torch.ones(1))
@@ -116,6 +117,15 @@ def test_training_can_have_a_kernel_of_its_own(monkeypatch):
         with torch.no_grad():
             operation(torch.ones(1, requires_grad=True))
     assert asked == ["one.doubled", "other.doubled", "one.doubled"]
+
+
+def test_a_kernel_without_gradients_leaves_them_to_the_plain_version(operation):
+    x = torch.ones(1, requires_grad=True)
+    with ops.versions("kernels") as seen:
+        assert operation(x).requires_grad
+        table = torch.zeros(1, 1, dtype=torch.int64)
+        assert twins.graded((ops.Rows(x[:, None], table, 1),)) and not twins.graded((ops.Rows(table, table, 1),))
+    assert seen.summary() == {"doubled": {"plain": 1, "refused": "it has no gradients"}}
 
 
 def test_another_choice_is_refused():

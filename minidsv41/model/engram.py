@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minidsv41 import ops
 from minidsv41.config import ModelConfig
-from minidsv41.model.norm import wide
 from minidsv41.ops import Batch
 
 DEAD = -1  # an image position, or before the start: nothing to hash
@@ -78,12 +78,7 @@ class Engram(nn.Module):
     def forward(self, X: Tensor, rows: Tensor, alive: Tensor, note) -> Tensor:
         """Streams X [T, n, C], table rows [T, columns], alive [T] -> X with the gated value added to each stream."""
         e = self.read(rows).flatten(1)  # [T, columns * dim]
-        *k, v = self.wkv(e).unflatten(-1, (self.streams + 1, self.width)).to(wide(X.dtype)).unbind(1)  # [T, C] each
-        k, h = torch.stack(k, 1), X.to(wide(X.dtype))  # [T, n, C]
-        w = self.q_weight * self.k_weight
-        s = (h * w * k).sum(-1) * self.width**-0.5  # [T, n]
-        s = s * (h.square().mean(-1) + self.eps).rsqrt() * (k.square().mean(-1) + self.eps).rsqrt()
-        gate = torch.copysign(s.abs().clamp(min=1e-6).sqrt(), s).sigmoid() * alive[:, None]
+        X, gate = ops.engram_gate(X, self.wkv(e), self.q_weight, self.k_weight, alive, self.eps)
         note("engram.rows", rows)
         note("engram.gate", gate)
-        return (h + gate[..., None] * v[:, None]).to(X.dtype)
+        return X

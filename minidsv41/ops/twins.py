@@ -16,6 +16,8 @@ from typing import Any, Literal, TypeVar, get_args
 import torch
 from torch import Tensor
 
+from minidsv41.ops.rows import Rows
+
 Choice = Literal["auto", "plain", "kernels"]
 Operation = TypeVar("Operation", bound=Callable[..., Any])
 
@@ -53,7 +55,8 @@ def versions(choice: Choice = "auto") -> Iterator[Versions]:
 
     "auto", as outside of any block: the kernel where tensors lie on a GPU, Triton can be imported and the kernel takes
     these arguments. "plain": no kernel. "kernels": nothing else, on CPU tensors too under Triton's interpreter; what a
-    kernel does not take raises its Unsupported, and where it cannot be imported, ImportError.
+    kernel does not take raises its Unsupported, and where it cannot be imported, ImportError. (An operation whose
+    kernel has no gradients is plain where they are wanted, whatever the choice.)
     """
     if choice not in get_args(Choice):
         raise ValueError(f"versions = {choice!r}: allowed are {', '.join(get_args(Choice))}")
@@ -64,33 +67,35 @@ def versions(choice: Choice = "auto") -> Iterator[Versions]:
         _blocks.pop()
 
 
-def twin(plain: Operation, *, kernel: str, training: str = "") -> Operation:
+def twin(plain: Operation, *, kernel: str, training: str | None = None) -> Operation:
     """The operation whose plain version is `plain`, and whose kernel is "file.function" in the package of kernels.
 
-    training: the kernel where gradients are wanted, if it is another. `.plain` of the result is the plain version.
+    training: the kernel where gradients are wanted, perhaps the same; if None, the plain version is left to it.
+    `.plain` of the result is the plain version, `.kernels` are the names.
     """
     name = plain.__name__
 
     @wraps(plain)
     def operation(*args: Any, **kwargs: Any) -> Any:
         if wanted(*args):
-            file = training if training and graded(args) else kernel
-            done, out = attempt(name, file, args, kwargs)
+            done, out = attempt(name, training if graded(args) else kernel, args, kwargs)
             if done:
                 return out
         count(name, "plain")
         return plain(*args, **kwargs)
 
-    operation.plain = plain
+    operation.plain, operation.kernels = plain, {kernel, training} - {None}
     return operation
 
 
-def attempt(name: str, kernel: str, args: tuple, kwargs: dict) -> tuple[bool, Any]:
+def attempt(name: str, kernel: str | None, args: tuple, kwargs: dict) -> tuple[bool, Any]:
     """(True, result) of the kernel, or (False, None) where it cannot be imported or does not take these arguments.
 
     Where "kernels" were asked for, these cases raise. Other errors are never kept back.
     """
     must = bool(_blocks) and _blocks[-1].choice == "kernels"
+    if kernel is None:
+        return refuse(name, "it has no gradients")
     try:
         run = load(kernel)
     except ImportError as missing:
@@ -144,8 +149,9 @@ def wanted(*args: Any) -> bool:
 
 
 def graded(args: tuple) -> bool:
-    """Whether a gradient is wanted of any of the tensors."""
-    return torch.is_grad_enabled() and any(a.requires_grad for a in args if isinstance(a, Tensor))
+    """Whether a gradient is wanted of any of the tensors, or of rows stored as plain values."""
+    given = (a.data if isinstance(a, Rows) else a for a in args)
+    return torch.is_grad_enabled() and any(a.requires_grad for a in given if isinstance(a, Tensor))
 
 
 def count(name: str, version: str) -> None:

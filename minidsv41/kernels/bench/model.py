@@ -15,13 +15,16 @@ from minidsv41 import ops
 from minidsv41.cache import Cache, State
 from minidsv41.cache.pool import PAGE
 from minidsv41.cache.state import CacheFormat
-from minidsv41.config import ModelConfig
+from minidsv41.config import ConfigError, ModelConfig
+from minidsv41.kernels.bench.clock import Clock, copy_speed
 from minidsv41.kernels.bench.filling import copied, fill, random_model
+from minidsv41.kernels.bench.step import Step, compare, line
 from minidsv41.ops.twins import Choice
 from minidsv41.replaced import replaced
 from minidsv41.serve.graph import DecodeGraph
 from minidsv41.serve.prefill import Prefill
 
+PARTS = ("verify", "no_pool", "float")
 FLOAT_TOKENS = 1 << 22  # a float cache is measured up to this many tokens of all sequences: 32 x 128K
 
 
@@ -29,14 +32,15 @@ FLOAT_TOKENS = 1 << 22  # a float cache is measured up to this many tokens of al
 class ModelBench:
     """contexts: tokens of a sequence at the end of a verify step; batches: sequences in a step; chunk: of a prompt.
 
-    parts: of verify, no_pool and float. prefill_to: longer contexts are filled with random records, as are those whose
-    prefill takes more than `patience` seconds. limit: seconds after which no new part begins.
+    parts: what is measured beside decoding: a verify step, a step without the pool, a step on a float cache.
+    prefill_to: longer contexts are filled with random records, as are those whose prefill takes more than `patience`
+    seconds. limit: seconds after which no new part begins.
     """
 
     preset: str = "geometry"
     contexts: tuple[int, ...] = (4096, 32768, 131072, 1048576)
     batches: tuple[int, ...] = (1, 32)
-    parts: tuple[str, ...] = ("verify", "no_pool", "float")
+    parts: tuple[str, ...] = PARTS
     chunk: int = 8192
     repeats: int = 20
     prefill_to: int = 1 << 20
@@ -47,66 +51,13 @@ class ModelBench:
     seed: int = 0
     threads: int = 1
 
+    def __post_init__(self) -> None:
+        if wrong := [part for part in self.parts if part not in PARTS]:
+            raise ConfigError(f"parts = {', '.join(wrong)}: allowed are {', '.join(PARTS)}")
+
     @property
     def dtype(self) -> torch.dtype:
         return torch.bfloat16 if self.device == "cuda" else torch.float32
-
-
-@dataclass(frozen=True)
-class Step:
-    """One kind of step. rows: tokens of each sequence; cache: packed, or float in the compute dtype."""
-
-    context: int
-    batch: int
-    rows: int = 1
-    pool: bool = True
-    cache: CacheFormat = "packed"
-
-    def scanned(self, c: ModelConfig, row_bytes: int) -> int:
-        """Bytes of index keys that the step must read; a sequence's queries share them."""
-        keys = 0
-        for layer in c.index_source_layer_ids:
-            n = self.context // c.ratio(layer)
-            if self.pool and c.mode(layer) == "reindex" and c.kv_owner(layer) == c.candidate_source_layer_id:
-                n = min(n, c.candidate_topk_blocks * c.candidate_block_size)
-            keys += n
-        return self.batch * keys * row_bytes
-
-
-class Clock:
-    """Seconds of single runs, by the device's own events where it is a GPU."""
-
-    def __init__(self, device: str) -> None:
-        self.gpu = device == "cuda"
-
-    def now(self) -> float:
-        """When everything asked for is done."""
-        if self.gpu:
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    def times(self, run: Callable[[], Any], repeats: int) -> list[float]:
-        if not self.gpu:
-            marks = [time.perf_counter()]
-            for _ in range(repeats):
-                run()
-                marks.append(time.perf_counter())
-            return [b - a for a, b in zip(marks, marks[1:], strict=False)]
-        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
-        for begin, end in pairs:
-            begin.record()
-            run()
-            end.record()
-        torch.cuda.synchronize()
-        return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
-
-    def peak(self) -> int | None:
-        """Largest number of bytes in use since the last call; None on a CPU."""
-        if not self.gpu:
-            return None
-        found = torch.cuda.max_memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        return found
 
 
 def measure(c: ModelBench, *, save: Callable[[dict], Any], say: Callable[[str], Any] = print) -> dict[str, Any]:
@@ -157,8 +108,11 @@ class Measurement:
         return cache
 
     def at(self, context: int) -> None:
-        """Everything at one context. A sequence holds so many tokens that a verify step ends there."""
+        """Everything at one context. A verify step ends there, or just before it, and a decoded token closes a pair."""
         c, count, held = self.c, max(self.c.batches), context - self.config.dspark_block_size - 1
+        held -= held % 2 == 0
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
         cache = self.cache("packed", context, count)
         state = self.prefill(cache, held) if context <= c.prefill_to else None
         how = "copies of one prefilled sequence"
@@ -240,7 +194,7 @@ class Measurement:
         shape = (len(states) * rows,)
         tokens = torch.randint(self.config.vocab_size, shape, device=self.device, generator=self.generator)
         logits = graph.replay(tokens)
-        for _ in range(3):
+        for _ in range(3 if graph.captured else 0):
             graph.replay()
         us = sorted(1e6 * s for s in self.clock.times(graph.replay, self.c.repeats))
         spread = {"median": median(us), "least": us[0], "most": us[-1]}
@@ -261,34 +215,3 @@ def unrestricted() -> AbstractContextManager:
         "index_select",
         lambda select: lambda q, w, keys, visible, k, pool, **kw: select(q, w, keys, visible, k, None, **kw),
     )
-
-
-def copy_speed(clock: Clock, device: torch.device) -> float:
-    """Bytes read and written in a second by a large copy."""
-    a = torch.empty(1 << (30 if device.type == "cuda" else 25), dtype=torch.uint8, device=device).fill_(1)
-    b = torch.empty_like(a)
-    return 2 * a.nbytes / median(clock.times(lambda: b.copy_(a), 10))
-
-
-def compare(steps: list[dict[str, Any]], speed: float) -> None:
-    """To each step, what its context adds to the same step at the shortest one, and the time of those bytes alone."""
-    kinds = ("batch", "rows", "pool", "cache")
-    for row in steps:
-        same = [r for r in steps if all(r[k] == row[k] for k in kinds) and "us" in r]
-        if not same or "us" not in row:
-            continue
-        base = min(same, key=lambda r: r["context"])
-        row["added_us"] = row["us"]["median"] - base["us"]["median"]
-        row["added_floor_us"] = 1e6 * (row["scanned_bytes"] - base["scanned_bytes"]) / speed
-        row["growth"] = row["us"]["median"] / base["us"]["median"]
-
-
-def line(row: dict[str, Any]) -> str:
-    """A step, to be read."""
-    kind = f"{row['context']:9,} tokens x {row['batch']:2} x {row['rows']} rows {row['cache']:6}"
-    kind += " with pool" if row["pool"] else "   no pool"
-    if "failed" in row:
-        return f"{kind}: {row['failed']}"
-    graph = "in a graph" if row["captured"] else "not in a graph"
-    added = f"+{row['added_us']:.1f} us (floor {row['added_floor_us']:.1f}), growth {row['growth']:.3f}"
-    return f"{kind} {row['us']['median']:10.1f} us {graph}, {added}"
