@@ -84,7 +84,7 @@ def attention_backward(
         (tokens, triton.cdiv(heads, tile.heads)),
         **dict(q=q, grad=grad, lse=lse, delta=delta, rows=rows, ends=ends, d_q=d_q, H=heads, D=width),
         **dict(window=window.data, entries=None if topk is None else entries.data, d_entries=d_entries),
-        **dict(SLOTS=slots, KEYS=rows.shape[1], N=tile.keys, HEADS=tile.heads, DIMS=padded(width)),
+        **dict(slots=slots, width=rows.shape[1], N=tile.keys, HEADS=tile.heads, DIMS=padded(width)),
         **dict(SCALE=width**-0.5, DOT=dot_type(q.dtype), PRECISION=precision(q.dtype)),
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -188,8 +188,9 @@ def load_keys(data, row, D: tl.constexpr, DIMS: tl.constexpr, DOT: tl.constexpr)
 
 
 @triton.jit
-def add_keys(d_data, row, pairs, inputs, D: tl.constexpr, PRECISION: tl.constexpr):
-    """Add the gradients of N keys, inputs [2 * HEADS, N] times a pair's rows, to their rows; -1: nowhere."""
+def add_keys(d_data, rows, given, pairs, inputs, D: tl.constexpr, PRECISION: tl.constexpr):
+    """Add the gradients of N keys, inputs [2 * HEADS, N] times a pair's rows, to their rows, if these are given."""
+    row = tl.load(rows, given, other=-1)
     d_keys = tl.dot(pairs.T, inputs, input_precision=PRECISION)  # [DIMS, N]
     dim = tl.arange(0, pairs.shape[1])
     at = (row.to(tl.int64) * D)[None, :] + dim[:, None]
@@ -198,9 +199,9 @@ def add_keys(d_data, row, pairs, inputs, D: tl.constexpr, PRECISION: tl.constexp
 
 @triton.jit
 def by_query(
-    q, grad, lse, delta, rows, ends, window, entries, d_q, d_entries, H: tl.constexpr, D: tl.constexpr,
-    SLOTS: tl.constexpr, KEYS: tl.constexpr, N: tl.constexpr, HEADS: tl.constexpr, DIMS: tl.constexpr,
-    SCALE: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    q, grad, lse, delta, rows, ends, window, entries, d_q, d_entries, slots, width, H: tl.constexpr, D: tl.constexpr,
+    N: tl.constexpr, HEADS: tl.constexpr, DIMS: tl.constexpr, SCALE: tl.constexpr, DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     token, head0 = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS
     head, dim = head0 + tl.arange(0, HEADS), tl.arange(0, DIMS)
@@ -208,22 +209,22 @@ def by_query(
     at = token * H + head
     log_sum, of_out = tl.load(lse + at, head < H, other=0.0)[:, None], tl.load(delta + at, head < H, other=0.0)[:, None]
     total = tl.zeros([HEADS, DIMS], tl.float32)
-    own, slots = rows + token * KEYS, tl.arange(0, N)
-    for slot in range(0, SLOTS, N):
-        row = tl.load(own + slot + slots)
+    own = rows + token * width + tl.arange(0, N)
+    for slot in range(0, slots, N):
+        row = tl.load(own + slot)
         keys = load_keys(window, row, D, DIMS, DOT)
         p, d_score = softmax_gradient(pairs, keys, log_sum, of_out, (row >= 0)[None, :], SCALE, PRECISION)
         total = tl.dot(d_score.to(DOT), keys, total, input_precision=PRECISION)
-    if KEYS > SLOTS:
-        inputs, before = tl.zeros([2 * HEADS, N], DOT), tl.full([N], -1, tl.int32)  # the tile before this
-        for slot in range(SLOTS, tl.load(ends + token), N):
-            add_keys(d_entries, before, pairs, inputs, D, PRECISION)
-            row = tl.load(own + slot + slots)
+    if entries is not None:
+        inputs, end = tl.zeros([2 * HEADS, N], DOT), tl.load(ends + token)  # inputs: of the tile before
+        for slot in range(slots, end, N):
+            add_keys(d_entries, own + slot - N, slot > slots, pairs, inputs, D, PRECISION)
+            row = tl.load(own + slot)
             keys = load_keys(entries, row, D, DIMS, DOT)
             p, d_score = softmax_gradient(pairs, keys, log_sum, of_out, (row >= 0)[None, :], SCALE, PRECISION)
             total = tl.dot(d_score.to(DOT), keys, total, input_precision=PRECISION)
-            inputs, before = pair(d_score, p).to(DOT), row
-        add_keys(d_entries, before, pairs, inputs, D, PRECISION)
+            inputs = pair(d_score, p).to(DOT)
+        add_keys(d_entries, own + (end - 1) // N * N, end > slots, pairs, inputs, D, PRECISION)
     inside = (head < H)[:, None] & (dim < D)[None, :]
     tl.store(d_q + at[:, None] * D + dim[None, :], total.to(d_q.dtype.element_ty), inside)
 
