@@ -20,8 +20,6 @@ from minidsv41.kernels.launch import launch, native_fp8, require
 from minidsv41.kernels.packing import ACTIVATIONS
 from minidsv41.ops.engram import Hash, Table
 
-PROCESSORS = 132  # of an H200
-
 
 class Tile(NamedTuple):
     """Table rows of a step, warps; at most `programs` (0: one for each step), `stages` of loads under way in each.
@@ -37,10 +35,10 @@ class Tile(NamedTuple):
 
 
 def tile_of(table: Table, device: torch.device) -> Tile:
-    """Everything at once from the device's own memory, a program a processor over the link."""
+    """Everything at once from the device's own memory; over the link 64 programs, which leave it little to wait for."""
     if table.codes.device == device:
         return Tile()
-    return Tile(rows=64, warps=8, programs=PROCESSORS, by_column=True)
+    return Tile(rows=64, warps=8, programs=64, stages=2, by_column=True)
 
 
 @triton.jit
@@ -142,7 +140,7 @@ class Prefetch:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         self.waiting: dict[int, tuple[Tensor, torch.cuda.Event | None, Tensor]] = {}
 
     def ask(self, layer: int, ids: Tensor, table: Table, hash: Hash | None = None, **options) -> None:
@@ -181,5 +179,5 @@ def specimen(T: int = 4096, K: int = 24, W: int = 256, *, N: int = 0, tile: Tile
 SPECIMENS = {
     "rows": specimen,
     "grams": lambda: specimen(N=4),
-    "link": lambda: specimen(tile=Tile(64, 8, PROCESSORS, 2, True)),
+    "link": lambda: specimen(tile=Tile(64, 8, 64, 2, True)),
 }

@@ -169,7 +169,7 @@ def pool_write(
     batch: Batch,
     *,
     index: Tensor | None = None,
-    warps: int = 1,
+    tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As the plain twin."""
     require(pairs.dim() == 3 and pairs.shape[1] == 2, f"pairs {tuple(pairs.shape)}: allowed are [T, 2, D]")
@@ -184,7 +184,7 @@ def pool_write(
     launch(
         pool, (T + S,), pairs=pairs.contiguous(), before=before.contiguous(), offset=batch.offset,
         starts=batch.cu_seqlens, latents=latents, opened=opened, T=T, eps=eps, TYPE=ACTIVATIONS[into.dtype],
-        num_warps=warps, **shared,
+        num_warps=(tile or Tile(1)).warps, **shared,
     )  # fmt: skip
     return latents, opened
 
