@@ -1,0 +1,189 @@
+"""The k best of many scores, exactly: device functions, and the kernel that merges candidates.
+
+Scores become integers of the same order; the k-th largest is found by halving an interval of integers and counting,
+so nothing is sorted. What is kept stays in its order, which is that of the indices: among equals the first wins.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from minidsv41.kernels.launch import launch, require
+
+NONE = tl.constexpr(-2139095041)  # -infinity as an ordered integer: this, or less, is never chosen
+FIRST = tl.constexpr(2139095040)  # +infinity
+LARGEST = tl.constexpr(2147483647)
+
+
+@triton.jit
+def ordered(x):
+    """float32 -> int32 of the same order; both zeros are one number."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def unordered(x):
+    """The float32 of an ordered integer."""
+    return (x ^ ((x >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def middle(low, high):
+    """The integer halfway, rounded down; low itself if high is next to it."""
+    return (low & high) + ((low ^ high) >> 1)
+
+
+@triton.jit
+def cut(values, K: tl.constexpr):
+    """values [N] -> a bound, and how many of those equal to it belong to the K best; all above it do.
+
+    Fewer than K values above NONE all belong to the best.
+    """
+    low = tl.maximum(tl.min(values, 0), NONE + 1)
+    high = tl.maximum(tl.minimum(tl.max(values, 0), LARGEST - 1), NONE) + 1
+    at = middle(low, high)
+    while at > low:  # at least K values are >= low, or low is where it began; fewer than K are >= high
+        count = tl.sum((values >= at).to(tl.int32), 0)
+        low = tl.where(count >= K, at, low)
+        high = tl.where(count > K, high, tl.where(count == K, at + 1, at))
+        at = middle(low, high)
+    return low, K - tl.sum((values > low).to(tl.int32), 0)
+
+
+@triton.jit
+def places(values, bound, room, above, tied):
+    """Which of the next values [N] are kept, and where, after `above` values above the bound and `tied` at it."""
+    ranks = tl.cumsum((values > bound).to(tl.int32) + ((values == bound).to(tl.int32) << 16), 0)  # two counts in one
+    at = tied + (ranks >> 16)
+    keep = (values > bound) | ((values == bound) & (at <= room))
+    return keep, above + (ranks & 0xFFFF) + tl.minimum(at, room) - 1
+
+
+@triton.jit
+def row_of(slot, group0, per, length, row0, G: tl.constexpr):
+    """A slot of a slice of groups of G -> its row, and whether it exists: a sequence's last group may be incomplete."""
+    group = group0 + slot // G
+    member = group % per * G + slot % G
+    return row0 + group // per * length + member, member < length
+
+
+class Rowset(NamedTuple):
+    """A slice of the groups of sequences of equal length: groups group0 .. group0 + groups - 1, of `size` rows each."""
+
+    row0: int
+    seq0: int
+    length: int
+    group0: int
+    groups: int
+    size: int
+
+    @property
+    def slots(self) -> int:
+        return self.groups * self.size
+
+    def numbers(self) -> dict[str, int]:
+        """Kernel arguments."""
+        per = -(-self.length // self.size)
+        return dict(row0=self.row0, length=self.length, group0=self.group0, per=per, G=self.size)
+
+
+class Cut(NamedTuple):
+    """Candidates that one program of the merge takes, how many it puts in their places at once, and its warps."""
+
+    width: int = 16384
+    step: int = 4096
+    warps: int = 16
+
+
+def cut_parts(width: int, k: int, cut: Cut) -> list[int]:
+    """Programs a row at each level of the merge of `width` candidates."""
+    require(2 * k <= cut.width <= 16384, f"cut width {cut.width}: allowed are {2 * k} (twice k) to 16384")
+    parts = [max(1, triton.cdiv(width, cut.width))]
+    while parts[-1] > 1:
+        parts.append(triton.cdiv(parts[-1] * k, cut.width))
+    return parts
+
+
+def cut_bytes(width: int, k: int, cut: Cut) -> int:
+    """Scratch of the merge, a row."""
+    return sum(parts * k * 8 for parts in cut_parts(width, k, cut)[:-1])
+
+
+def merge(
+    values: Tensor,
+    indices: Tensor | None,
+    chosen: Tensor,
+    rowset: Rowset,
+    *,
+    run: int,
+    cut: Cut,
+    visible: Tensor | None = None,
+    size: int = 1,
+) -> None:
+    """Write chosen [T, k] (ascending, -1 padded) for the rows of a rowset.
+
+    values [slots, runs, stride]: of each run the first `run` count; indices: the same, or None for the place itself.
+    visible [T]: only the first ceil(visible / size) places count.
+    """
+    k = chosen.shape[1]
+    slots, runs, stride = values.shape
+    width = runs * run
+    for parts in cut_parts(width, k, cut):
+        final, taken = parts == 1, min(cut.width, triton.next_power_of_2(width))
+        to = None if final else values.new_empty(2, slots, parts, k)
+        launch(
+            cut_kernel,
+            (slots, parts),
+            **dict(values=values, indices=indices, visible=visible, chosen=chosen if final else None),
+            **dict(out_values=None if final else to[0], out_indices=None if final else to[1]),
+            **dict(width=width, row_stride=runs * stride, run=run, stride=stride, **rowset.numbers()),
+            **dict(K=k, N=taken, STEP=min(cut.step, taken), SIZE=size, ROOM=triton.next_power_of_2(k)),
+            num_warps=min(cut.warps, max(1, taken // 512)),
+        )
+        if not final:
+            values, indices, visible = to[0], to[1], None
+            runs, run, stride, width = parts, k, k, parts * k
+
+
+@triton.jit
+def cut_kernel(
+    values, indices, visible, chosen, out_values, out_indices,
+    width, row_stride, run, stride, row0, length, group0, per,
+    G: tl.constexpr, K: tl.constexpr, N: tl.constexpr, STEP: tl.constexpr, ROOM: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    slot, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    row, exists = row_of(slot, group0, per, length, row0, G)
+    if exists:
+        limit = width
+        if visible is not None:
+            limit = tl.minimum(width, (tl.load(visible + row).to(tl.int32) + SIZE - 1) // SIZE)
+        values += slot.to(tl.int64) * row_stride
+        every = part * N + tl.arange(0, N)
+        bound, room = cut(tl.load(values + every // run * stride + every % run, every < limit, other=NONE), K)
+        above, tied, to = 0, 0, (slot.to(tl.int64) * parts + part) * K
+        for first in range(part * N, tl.minimum(part * N + N, limit), STEP):
+            at = first + tl.arange(0, STEP)
+            where = at // run * stride + at % run
+            value = tl.load(values + where, at < limit, other=NONE)
+            index = at
+            if indices is not None:
+                index = tl.load(indices + slot.to(tl.int64) * row_stride + where, at < limit, other=0)
+            keep, place = places(value, bound, room, above, tied)
+            if chosen is not None:
+                tl.store(chosen + row.to(tl.int64) * K + place, index.to(tl.int64), keep)
+            else:
+                tl.store(out_values + to + place, value, keep)
+                tl.store(out_indices + to + place, index, keep)
+            above += tl.sum((value > bound).to(tl.int32), 0)
+            tied += tl.sum((value == bound).to(tl.int32), 0)
+        rest = tl.arange(0, ROOM)
+        empty = (rest >= above + tl.minimum(tied, room)) & (rest < K)
+        if chosen is not None:
+            tl.store(chosen + row.to(tl.int64) * K + rest, tl.full([ROOM], -1, tl.int64), empty)
+        else:
+            tl.store(out_values + to + rest, tl.full([ROOM], NONE, tl.int32), empty)

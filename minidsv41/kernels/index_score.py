@@ -1,0 +1,129 @@
+"""Scores of index keys, of which a program keeps the k best: no score goes to memory unless it may be among them.
+
+A program takes `G` queries of one sequence and a stretch of its keys. Tile by tile it reads keys (68 B each: the only
+traffic that grows with length), multiplies them with all heads of its queries, and appends what beats its bound to a
+buffer of CAP candidates a query. A full buffer is cut to the k best, and the worst of these is the next bound.
+Work for each key and head: 2 D floating-point operations on the matrix unit, a maximum and a fused multiply-add.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from minidsv41.kernels.index_cut import FIRST, LARGEST, NONE, cut, ordered, places, row_of, unordered
+from minidsv41.kernels.index_keys import LIFT, load_queries, packed_planes, physical, query_planes
+
+
+@triton.jit
+def squeeze(values, indices, count, K: tl.constexpr, CAP: tl.constexpr, STEP: tl.constexpr):
+    """Cut a buffer of `count` candidates to the K best, in place and in order -> its new count, and a bound."""
+    every = tl.arange(0, CAP)
+    bound, room = cut(tl.load(values + every, every < count, other=NONE), K)
+    above, tied = 0, 0
+    for first in range(0, count, STEP):
+        slot = first + tl.arange(0, STEP)
+        value = tl.load(values + slot, slot < count, other=NONE)
+        index = tl.load(indices + slot, slot < count, other=0)
+        keep, place = places(value, bound, room, above, tied)
+        tl.debug_barrier()  # all are read before one is overwritten
+        tl.store(values + place, value, keep)
+        tl.store(indices + place, index, keep)
+        above += tl.sum((value > bound).to(tl.int32), 0)
+        tied += tl.sum((value == bound).to(tl.int32), 0)
+    return tl.minimum(count, K), tl.where(count >= K, unordered(bound), float("-inf"))
+
+
+@triton.jit
+def squeeze_full(
+    values, indices, slot0, parts, part, counts, bounds, room: tl.constexpr, K: tl.constexpr, CAP: tl.constexpr,
+    STEP: tl.constexpr,
+):  # fmt: skip
+    """Squeeze those of the buffers of G queries that have less room than `room` -> new counts and bounds [G]."""
+    G: tl.constexpr = counts.shape[0]
+    member = tl.arange(0, G)
+    tl.debug_barrier()  # what other threads appended
+    for g in range(G):
+        count = tl.sum(tl.where(member == g, counts, 0), 0)
+        if count > CAP - room:
+            base = ((slot0 + g).to(tl.int64) * parts + part) * CAP
+            count, bound = squeeze(values + base, indices + base, count, K, CAP, STEP)
+            counts, bounds = tl.where(member == g, count, counts), tl.where(member == g, bound, bounds)
+    return counts, bounds
+
+
+@triton.jit
+def score_kernel(
+    q, w, words, scales, table, visible, blocks, values, indices, maxima,
+    pages, n_blocks, row0, seq0, length, group0, per,
+    G: tl.constexpr, K: tl.constexpr, CAP: tl.constexpr, SEGMENT: tl.constexpr, STEP: tl.constexpr, N: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, DIMS: tl.constexpr, PAGE: tl.constexpr, SIZE: tl.constexpr,
+    PACKED: tl.constexpr, DOT: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    part, parts = tl.program_id(1), tl.num_programs(1)
+    slot0 = tl.program_id(0) * G
+    slot = slot0 + tl.arange(0, G)
+    row, exists = row_of(slot, group0, per, length, row0, G)
+    seq = seq0 + (group0 + tl.program_id(0)) // per
+    seen = tl.load(visible + row, exists, other=0).to(tl.int32)
+    base = (slot.to(tl.int64) * parts + part) * CAP
+    query = load_queries(q, row, exists, H, D, HEADS, DIMS).to(DOT)
+    head = tl.arange(0, HEADS)
+    weight = tl.load(
+        w + (row.to(tl.int64) * H)[:, None] + head[None, :], exists[:, None] & (head < H)[None, :], other=0.0
+    )
+    weight = weight.to(tl.float32).reshape(G * HEADS)
+    if ASM:
+        weight *= 2.0**LIFT
+    if PACKED:
+        q0, q1, q2, q3 = query_planes(query)
+    else:
+        q0 = query.trans()
+
+    limit = tl.max(seen, 0)
+    if blocks is not None:  # one query: positions count the entries of its blocks
+        limit = tl.minimum((limit + SIZE - 1) // SIZE, n_blocks) * SIZE
+    stretch = tl.cdiv(tl.cdiv(limit, parts), N) * N
+    begin = part * stretch
+    end = tl.minimum(begin + stretch, limit)
+    count, bound = tl.zeros([G], tl.int32), tl.full([G], float("-inf"), tl.float32)
+    for segment in range(begin, end, SEGMENT):
+        if tl.max(count, 0) > CAP - SEGMENT:  # not enough room, should all be appended
+            count, bound = squeeze_full(values, indices, slot0, parts, part, count, bound, SEGMENT, K, CAP, STEP)
+        for start in range(segment, tl.minimum(segment + SEGMENT, end), N):
+            index = start + tl.arange(0, N)
+            if blocks is not None:
+                block = tl.load(blocks + row.to(tl.int64) * n_blocks + index // SIZE, index < limit, other=-1)
+                index = tl.where(block < 0, LARGEST, block.to(tl.int32) * SIZE + index % SIZE)
+            rows = physical(table, seq, index, index < tl.max(seen, 0), pages, PAGE)
+            if PACKED:
+                k0, k1, k2, k3 = packed_planes(words, scales, rows, D, DOT, ASM)
+                dots = tl.dot(k0, q0, input_precision=PRECISION)
+                dots = tl.dot(k1, q1, dots, input_precision=PRECISION)
+                dots = tl.dot(k2, q2, dots, input_precision=PRECISION)
+                dots = tl.dot(k3, q3, dots, input_precision=PRECISION)
+            else:
+                dim = tl.arange(0, DIMS)
+                key = tl.load(words + rows[:, None] * D + dim[None, :], (dim < D)[None, :], other=0.0).to(DOT)
+                dots = tl.dot(key, q0, input_precision=PRECISION)
+            score = tl.sum((tl.maximum(dots, 0.0) * weight[None, :]).reshape(N, G, HEADS), 2)
+            visible_here = index[:, None] < seen[None, :]  # [N, G], as the scores
+            if maxima is not None:
+                block = start // SIZE + tl.arange(0, N // SIZE)
+                newest = tl.where(seen > 0, (seen - 1) // SIZE, -1)
+                top = tl.max(tl.where(visible_here, ordered(score), NONE).reshape(N // SIZE, SIZE, G), 1)
+                top = tl.where(block[:, None] == newest[None, :], FIRST, top)
+                to = maxima + slot.to(tl.int64)[None, :] * n_blocks + block[:, None]
+                tl.store(to, top, exists[None, :] & (block < n_blocks)[:, None])
+            keep = visible_here & (score > bound[None, :])
+            if tl.sum(keep.to(tl.int32)) > 0:
+                place = count[None, :] + tl.cumsum(keep.to(tl.int32), 0) - 1
+                tl.store(values + base[None, :] + place, ordered(score), keep)
+                tl.store(indices + base[None, :] + place, tl.broadcast_to(index[:, None], (N, G)), keep)
+                count += tl.sum(keep.to(tl.int32), 0)
+    count, bound = squeeze_full(values, indices, slot0, parts, part, count, bound, CAP - K, K, CAP, STEP)
+    member = tl.arange(0, G)
+    for g in range(G):  # what is missing to K is marked as such
+        rest = tl.sum(tl.where(member == g, count, 0), 0) + tl.arange(0, CAP)
+        to = values + ((slot0 + g).to(tl.int64) * parts + part) * CAP
+        tl.store(to + rest, tl.full([CAP], NONE, tl.int32), rest < K)

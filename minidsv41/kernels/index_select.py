@@ -1,0 +1,234 @@
+"""Score a query's visible keys and keep the k best, exactly; build the candidate pool, or stay within one.
+
+Two launches: programs score stretches of keys and leave k candidates each (`index_score`), then candidates are merged
+(`index_cut`), in further launches where there are many. Rows of one sequence share every tile of keys. Memory: a buffer
+of candidates for each row and stretch, and block maxima (n / 8 a row) where the pool is built; never a score for each
+key. Long calls go through in slices of queries that stay within 256 MB.
+Floor, H200, keys of 68 B: 17 us at 1 x 1M, 67 at 32 x 128K, 533 at 32 x 1M, of reading; prefill of 4,096 x 32K 1,390 us
+of bfloat16 products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from minidsv41.formats import INDEX
+from minidsv41.kernels.index_cut import Cut, Rowset, cut_bytes, merge
+from minidsv41.kernels.index_score import score_kernel
+from minidsv41.kernels.launch import INTERPRETED, dot_type, launch, require
+from minidsv41.ops.rows import Batch, Rows
+from minidsv41.ops.select import Pool, PoolSize
+
+WORKSPACE = 256 << 20  # bytes of scratch, at most
+
+
+class Tile(NamedTuple):
+    """What one program takes, and how many there are.
+
+    rows: queries of a sequence; keys: scored at once; capacity: candidates a query, of which the best k stay when
+    less than `segment` are free, moved `step` at once; programs: wanted in all; stretch: keys of one program, at least.
+    """
+
+    rows: int
+    keys: int
+    capacity: int
+    segment: int
+    step: int = 512
+    programs: int = 528
+    stretch: int = 2048
+    warps: int = 4
+    stages: int = 7  # two levels of loads: the page table, then the keys
+    registers: int | None = None
+    cut: Cut = Cut()
+
+
+def select_tile(length: int, k: int, dtype: torch.dtype, *, packed: bool, pool: bool) -> Tile:
+    """For `length` queries a sequence (each with a pool of its own, if `pool`)."""
+    stages = 7 if packed else 5
+    capacity = max(2048, triton.next_power_of_2(4 * k))
+    if dtype == torch.float32:
+        return Tile(1, 64, capacity, capacity // 2, stages=1)
+    if length == 1 or pool:
+        return Tile(1, 128, capacity, capacity // 2, stretch=1024 if pool else 2048, stages=stages, registers=128)
+    return Tile(4, 64, capacity, capacity // 2, programs=264, stages=stages)
+
+
+def runs(lengths: tuple[int, ...]) -> Iterator[tuple[int, int, int, int]]:
+    """(first row, first sequence, sequences, length) of neighbours of equal length."""
+    row = first = 0
+    for s, length in enumerate(lengths):
+        if s + 1 == len(lengths) or lengths[s + 1] != length:
+            count = s + 1 - first
+            if length:
+                yield row, first, count, length
+            row, first = row + count * length, s + 1
+
+
+class Plan(NamedTuple):
+    """How a run goes through: parts of a row's keys, groups of rows in a slice, and bytes of scratch of a slice."""
+
+    parts: int
+    groups: int
+    bytes: int
+
+
+def plan(sequences: int, length: int, n: int, k: int, pool: PoolSize | None, tile: Tile) -> Plan:
+    """For `sequences` of `length` queries each, that see n keys at most and build a pool or not."""
+    groups = sequences * triton.cdiv(length, tile.rows)
+    parts = max(1, min(tile.programs // groups, triton.cdiv(n, tile.stretch)))
+    row = parts * tile.capacity * 8 + cut_bytes(parts * k, k, tile.cut)
+    if pool:
+        blocks = triton.cdiv(n, pool.size)
+        row += blocks * 4 + cut_bytes(blocks, pool.blocks, tile.cut)
+    step = max(1, min(groups, WORKSPACE // (row * tile.rows)))
+    return Plan(parts, step, step * tile.rows * row)
+
+
+def workspace(batch: Batch, n: int, k: int, pool: Pool | PoolSize | None, tile: Tile) -> int:
+    """Bytes of scratch that a call takes at most at any time."""
+    built, n = (None, pool.blocks.shape[1] * pool.size) if isinstance(pool, Pool) else (pool, n)
+    return max((plan(s, length, n, k, built, tile).bytes for _, _, s, length in runs(batch.lengths)), default=0)
+
+
+def check(q: Tensor, keys: Rows, pool: Pool | PoolSize | None, tile: Tile, k: int) -> None:
+    width = q.shape[-1]
+    require(k >= 1, f"k = {k}: allowed are whole numbers from 1")
+    require(keys.data.is_contiguous(), "keys: a contiguous tensor of rows is needed")
+    if keys.format is None:
+        require(keys.data.dtype == q.dtype, f"keys of dtype {keys.data.dtype}: as q, {q.dtype}, or packed")
+    else:
+        require(keys.format is INDEX, f"keys packed as {keys.format}: allowed is {INDEX}")
+        require(width % 32 == 0, f"width {width}: allowed are multiples of 32, with packed keys")
+    require(width <= 256, f"width {width}: allowed are 1 to 256")
+    require(tile.rows == 1 or not isinstance(pool, Pool), f"tile of {tile.rows} rows: within pools, rows go one by one")
+    room = tile.capacity - tile.segment
+    require(room >= k and tile.segment >= tile.keys, f"segment {tile.segment}: allowed are {tile.keys} to capacity - k")
+    if pool:
+        powers = [2**i for i in range(tile.keys.bit_length())]
+        require(pool.size in powers, f"pool blocks of {pool.size} entries: allowed are {powers}")
+
+
+@torch.no_grad()
+def index_select(
+    q: Tensor,
+    w: Tensor,
+    keys: Rows,
+    visible: Tensor,
+    k: int,
+    pool: Pool | PoolSize | None,
+    *,
+    batch: Batch,
+    n: int,
+    tile: Tile | None = None,
+) -> tuple[Tensor, Pool | None]:
+    """Choose k entries a query: topk [T, k] ascending, -1 padded; and the pool in force. As `ops.index_select`.
+
+    Scores are summed in float32. Keys plain (of q's dtype) or packed as `formats.INDEX`. Raises Unsupported.
+    """
+    longest = max(batch.lengths, default=0)
+    tile = tile or select_tile(longest, k, q.dtype, packed=keys.format is not None, pool=isinstance(pool, Pool))
+    check(q, keys, pool, tile, k)
+    topk = torch.empty(len(q), k, dtype=torch.int64, device=q.device)
+    built, limit, blocks = pool, n, None
+    if isinstance(pool, Pool):
+        limit = pool.blocks.shape[1] * pool.size
+    elif pool:
+        blocks = topk.new_empty(len(q), pool.blocks)
+        built = Pool(blocks, pool.size)
+    size = pool if isinstance(pool, PoolSize) else None
+    for row0, seq0, sequences, length in runs(batch.lengths):
+        p = plan(sequences, length, limit, k, size, tile)
+        groups = sequences * triton.cdiv(length, tile.rows)
+        for group0 in range(0, groups, p.groups):
+            rowset = Rowset(row0, seq0, length, group0, min(p.groups, groups - group0), tile.rows)
+            candidates, maxima = score(q, w, keys, visible, k, pool, rowset, p.parts, n, tile)
+            merge(*candidates, topk, rowset, run=k, cut=tile.cut)
+            if size:
+                merge(maxima, None, blocks, rowset, run=maxima.shape[2], cut=tile.cut, visible=visible, size=size.size)
+    return topk, built
+
+
+def score(
+    q: Tensor, w: Tensor, keys: Rows, visible: Tensor, k: int, pool: Pool | PoolSize | None, rowset: Rowset, parts: int,
+    n: int, tile: Tile,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Candidates [2, slots, parts, capacity] (ordered scores, indices; k count) and block maxima [slots, 1, blocks]."""
+    heads, width = q.shape[1:]
+    candidates = torch.empty(2, rowset.slots, parts, tile.capacity, dtype=torch.int32, device=q.device)
+    maxima, n_blocks = None, 0
+    if isinstance(pool, PoolSize):
+        n_blocks = triton.cdiv(n, pool.size)
+        maxima = candidates.new_empty(rowset.slots, 1, n_blocks)
+    elif pool:
+        n_blocks = pool.blocks.shape[1]
+    packed = keys.format is not None
+    launch(
+        score_kernel,
+        (rowset.groups, parts),
+        **dict(q=q.contiguous(), w=w.contiguous(), words=keys.data.view(torch.int32) if packed else keys.data),
+        **dict(scales=keys.scales, table=keys.table.contiguous(), pages=keys.table.shape[1], visible=visible),
+        **dict(blocks=pool.blocks.contiguous() if isinstance(pool, Pool) else None, n_blocks=n_blocks),
+        **dict(values=candidates[0], indices=candidates[1], maxima=maxima, seq0=rowset.seq0, **rowset.numbers()),
+        **dict(
+            K=k,
+            CAP=tile.capacity,
+            SEGMENT=tile.segment,
+            STEP=min(tile.step, tile.capacity),
+            N=tile.keys,
+            H=heads,
+            D=width,
+            PAGE=keys.page,
+        ),
+        **dict(
+            HEADS=max(triton.next_power_of_2(heads), 16 // tile.rows),
+            DIMS=max(64 if packed else 16, triton.next_power_of_2(width)),
+        ),
+        **dict(SIZE=pool.size if pool else 1, PACKED=packed, DOT=dot_type(q.dtype)),
+        **dict(ASM=packed and q.dtype == torch.bfloat16 and not INTERPRETED),
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        maxnreg=tile.registers,
+    )
+    return candidates, maxima
+
+
+def specimen(
+    lengths: tuple[int, ...], n: int, pool: Pool | PoolSize | None = None, *, packed: bool = True, dtype=torch.bfloat16,
+    heads: int = 32, width: int = 128, k: int = 512,
+) -> tuple[Callable[[], object], Batch, Tile]:  # fmt: skip
+    """A call on tensors without memory, for a look at its launches; its batch and its tile."""
+    rows, pages = sum(lengths), triton.cdiv(n, 64)
+
+    def made(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.empty(*shape, dtype=dtype, device="meta")
+
+    stored = (len(lengths) * pages + 1) * 64
+    table = made(len(lengths), pages, dtype=torch.int64)
+    keys = Rows(made(stored, width), table, 64)
+    if packed:
+        codes, scales = made(stored, width // 2, dtype=torch.uint8), made(stored, width // 32, dtype=torch.uint8)
+        keys = Rows(codes, table, 64, scales, INDEX, dtype)
+    if isinstance(pool, Pool):
+        pool = Pool(made(rows, *pool.blocks.shape[1:], dtype=torch.int64), pool.size)
+    batch = Batch(made(rows, dtype=torch.int64), (0,) * len(lengths), lengths)
+    q, w, visible = made(rows, heads, width), made(rows, heads), made(rows, dtype=torch.int64)
+    tile = select_tile(max(lengths), k, dtype, packed=packed, pool=isinstance(pool, Pool))
+    return partial(index_select, q, w, keys, visible, k, pool, batch=batch, n=n), batch, tile
+
+
+IN_POOL = Pool(torch.empty(1, 2048, device="meta"), 8)
+SPECIMENS = {
+    "1 x 1M": specimen((1,), 1 << 20)[0],
+    "32 x 128K, pool built": specimen((1,) * 32, 1 << 17, PoolSize(2048, 8))[0],
+    "32 x 128K, in a pool": specimen((1,) * 32, 1 << 17, IN_POOL)[0],
+    "32 x 128K, bfloat16 keys": specimen((1,) * 32, 1 << 17, packed=False)[0],
+    "prefill 4,096 x 32K": specimen((4096,), 1 << 15)[0],
+    "toy, float32": specimen((2, 2), 512, PoolSize(12, 4), heads=4, width=32, k=32, dtype=torch.float32)[0],
+}

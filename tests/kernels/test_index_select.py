@@ -1,0 +1,251 @@
+"""The indexer's kernels choose what the plain twin chooses, ties included, and never hold a score for each key.
+
+Where inputs are small whole numbers every sum is exact, in float32 and in bfloat16, so selections must be equal. Where
+they are not, a selection may differ only in keys whose float64 score is within 1e-4 of the row's largest from the cut.
+"""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from minidsv41 import ops  # noqa: E402
+from minidsv41.formats import INDEX, MAIN  # noqa: E402
+from minidsv41.kernels import index_select as module  # noqa: E402
+from minidsv41.kernels.index_cut import Cut, Rowset, merge  # noqa: E402
+from minidsv41.kernels.index_select import Tile, index_select, select_tile, workspace  # noqa: E402
+from minidsv41.kernels.launch import Unsupported, recorded  # noqa: E402
+from minidsv41.ops import Batch, Pool, PoolSize, Rows  # noqa: E402
+from minidsv41.ops.select import lowest_topk  # noqa: E402
+
+SMALL = Tile(1, 32, 128, 64, step=64, programs=8, stretch=64, cut=Cut(128, 64, 1))
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch):
+    """Memory that nobody wrote reads as huge numbers, which would be selected."""
+    empty, new_empty = torch.empty, torch.Tensor.new_empty
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: spoiled(empty(*a, **k)))
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: spoiled(new_empty(*a, **k)))
+
+
+def spoiled(x):
+    return x if x.dtype not in (torch.int32, torch.int64) or x.is_meta else x.fill_(2**31 - 7)
+
+
+def whole(generator, device, low, high, *shape):
+    return torch.randint(low, high, shape, generator=generator).to(device, torch.float32)
+
+
+def stored(generator, device, sequences, n, width, *, page=16, packed=True, dtype=torch.float32) -> Rows:
+    """Keys of whole numbers (halves, where packed: every code of three scales) in pages out of order."""
+    pages = -(-n // page)
+    table = (torch.randperm(sequences * pages, generator=generator) + 1).view(sequences, pages).to(device)
+    count = (sequences * pages + 1) * page
+    if not packed:
+        return Rows(whole(generator, device, -3, 4, count, width).to(dtype), table, page)
+    codes = torch.randint(0, 256, (count, width // 2), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(126, 129, (count, width // 32), generator=generator, dtype=torch.uint8)
+    return Rows(codes.to(device), table, page, scales.to(device), INDEX, dtype)
+
+
+def exact(keys: Rows) -> Rows:
+    """The same keys, read as float64."""
+    if keys.format is None:
+        return Rows(keys.data.double(), keys.table, keys.page)
+    return Rows(keys.data, keys.table, keys.page, keys.scales, keys.format, torch.float64)
+
+
+def plain(q, w, keys, visible, k, pool, batch, n):
+    return ops.select.index_select(q.double(), w.double(), exact(keys), visible, k, pool, batch=batch, n=n)
+
+
+def ragged(lengths, device) -> Batch:
+    tokens = [torch.zeros(length, dtype=torch.int64, device=device) for length in lengths]
+    return Batch.ragged(tokens, [0] * len(lengths))
+
+
+def problem(generator, device, lengths, n, heads, width, **kwargs):
+    """q, w, keys, visible, batch: some rows see nothing, some one key, some all."""
+    rows = sum(lengths)
+    q = whole(generator, device, -2, 3, rows, heads, width)
+    w = whole(generator, device, -2, 4, rows, heads)
+    visible = torch.randint(0, n + 1, (rows,), generator=generator)
+    visible[0], visible[-1] = n, n - 1
+    if rows > 3:
+        visible[1], visible[2] = 0, 1
+    keys = stored(generator, device, len(lengths), n, width, **kwargs)
+    dtype = kwargs.get("dtype", torch.float32)
+    return q.to(dtype), w.to(dtype), keys, visible.to(device), ragged(lengths, device)
+
+
+@pytest.mark.parametrize(("n", "k"), [(400, 40), (100, 40), (5, 8), (333, 64)])
+@pytest.mark.parametrize("spread", [1, 4, 10**6])
+def test_the_merge_keeps_the_lowest_of_equals(n, k, spread, generator, device):
+    x = whole(generator, device, -spread, spread + 1, 3, n)
+    x[0, ::3], x[1], x[2, ::2] = -torch.inf, -torch.inf, -0.0
+    bits = torch.where(x == 0, 0.0, x).view(torch.int32)
+    values = (bits ^ ((bits >> 31) & 0x7FFFFFFF))[:, None]
+    for cut in (Cut(512, 128, 1), Cut(128, 128, 1)):
+        chosen = torch.empty(3, k, dtype=torch.int64, device=device)
+        merge(values, None, chosen, Rowset(0, 0, 3, 0, 3, 1), run=n, cut=cut)
+        assert torch.equal(chosen, lowest_topk(x, k))
+
+
+@pytest.mark.parametrize(("packed", "dtype"), [(True, torch.float32), (True, torch.bfloat16), (False, torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("lengths", "n", "heads", "width", "rows"),
+    [((1, 1), 311, 4, 32, 1), ((6, 6), 131, 4, 32, 4), ((2, 2, 5), 97, 3, 64, 2), ((4,), 250, 5, 96, 1)],
+)
+def test_selection_is_the_plain_one(lengths, n, heads, width, rows, packed, dtype, generator, device):
+    q, w, keys, visible, batch = problem(generator, device, lengths, n, heads, width, packed=packed, dtype=dtype)
+    got, pool = index_select(q, w, keys, visible, 24, None, batch=batch, n=n, tile=SMALL._replace(rows=rows))
+    assert pool is None
+    assert torch.equal(got, plain(q, w, keys, visible, 24, None, batch, n)[0])
+
+
+def test_selection_is_the_plain_one_at_released_widths(generator, device):
+    dtype = torch.bfloat16
+    q, w, keys, visible, batch = problem(generator, device, (1,), 2500, 32, 128, page=64, dtype=dtype)
+    visible[:] = 2491
+    tile = select_tile(1, 512, dtype, packed=True, pool=False)._replace(stretch=1024)
+    got, _ = index_select(q, w, keys, visible, 512, None, batch=batch, n=2500, tile=tile)
+    assert torch.equal(got, plain(q, w, keys, visible, 512, None, batch, 2500)[0])
+
+
+def test_the_default_tile_serves_a_verification_of_six_rows(generator, device):
+    q, w, keys, visible, batch = problem(generator, device, (6,), 700, 32, 128, page=64, dtype=torch.bfloat16)
+    visible = torch.arange(695, 701, device=device)
+    got, _ = index_select(q, w, keys, visible, 512, None, batch=batch, n=700)
+    assert torch.equal(got, plain(q, w, keys, visible, 512, None, batch, 700)[0])
+
+
+@pytest.mark.parametrize("order", ["equal", "ascending", "descending", "best in one stretch", "negative"])
+def test_any_order_of_scores_is_served(order, generator, device):
+    n, k = 500, 40
+    value = {
+        "equal": torch.ones(n),
+        "ascending": torch.arange(n),
+        "descending": torch.arange(n, 0, -1),
+        "best in one stretch": torch.arange(n) % 7 + 100 * ((torch.arange(n) > 200) & (torch.arange(n) < 250)),
+        "negative": -(torch.arange(n) % 50),
+    }[order]
+    keys = Rows(torch.zeros(n, 32, device=device), torch.zeros(1, 1, dtype=torch.int64, device=device), n)
+    keys.data[:, 3] = value.abs().to(device, torch.float32)
+    q, w = torch.zeros(1, 2, 32, device=device), torch.ones(1, 2, device=device)
+    q[:, :, 3] = 1.0
+    w *= -1.0 if order == "negative" else 1.0
+    visible, batch = torch.tensor([n - 3], device=device), ragged((1,), device)
+    for programs in (1, 8):
+        got, _ = index_select(
+            q, w, keys, visible, k, None, batch=batch, n=n, tile=SMALL._replace(programs=programs, capacity=256)
+        )
+        assert torch.equal(got, plain(q, w, keys, visible, k, None, batch, n)[0])
+
+
+@pytest.mark.parametrize(
+    ("size", "blocks", "lengths", "rows", "packed"), [(4, 12, (1, 1, 1), 1, False), (8, 9, (3, 2), 2, True)]
+)
+def test_the_pool_is_the_plain_one_and_restricts(size, blocks, lengths, rows, packed, generator, device):
+    n, k = 229, 24
+    q, w, keys, visible, batch = problem(generator, device, lengths, n, 4, 32, packed=packed)
+    tile = SMALL._replace(rows=rows)
+    got, pool = index_select(q, w, keys, visible, k, PoolSize(blocks, size), batch=batch, n=n, tile=tile)
+    want, wanted = plain(q, w, keys, visible, k, PoolSize(blocks, size), batch, n)
+    assert torch.equal(got, want)
+    assert pool.size == size and torch.equal(pool.blocks, wanted.blocks)
+    q = q.flip(0).contiguous()  # another layer's queries, within the same pool
+    got, same = index_select(q, w, keys, visible, k, pool, batch=batch, n=n, tile=SMALL)
+    assert same is pool
+    assert torch.equal(got, plain(q, w, keys, visible, k, wanted, batch, n)[0])
+
+
+def test_a_pool_without_blocks_and_a_cache_without_rows_select_nothing(device):
+    q, w = torch.ones(2, 4, 32, device=device), torch.ones(2, 4, device=device)
+    keys = Rows(torch.zeros(0, 32, device=device), torch.zeros(2, 1, dtype=torch.int64, device=device), 16)
+    visible, batch = torch.zeros(2, dtype=torch.int64, device=device), ragged((1, 1), device)
+    pool = Pool(torch.full((2, 3), -1, dtype=torch.int64, device=device), 4)
+    for given in (None, pool):
+        got, _ = index_select(q, w, keys, visible, 8, given, batch=batch, n=0, tile=SMALL)
+        assert (got == -1).all() and got.shape == (2, 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_selections_of_real_numbers_differ_only_at_the_cut(dtype, generator, device):
+    n, k, lengths = 400, 48, (2, 2)
+    q = torch.randn(4, 8, 64, generator=generator).to(device, dtype)
+    w = torch.randn(4, 8, generator=generator).to(device, dtype)
+    keys = stored(generator, device, 2, n, 64, dtype=dtype)
+    visible, batch = torch.tensor([n, 350, 40, 233], device=device), ragged(lengths, device)
+    got, _ = index_select(q, w, keys, visible, k, None, batch=batch, n=n, tile=SMALL._replace(rows=2, capacity=256))
+    scores = ops.index_scores(q.double(), w.double(), exact(keys), visible, batch, n)
+    for row in range(4):
+        chosen = got[row][got[row] >= 0]
+        assert len(chosen) == min(k, int(visible[row])) and (chosen.diff() > 0).all()
+        cut, largest = scores[row].topk(len(chosen)).values[-1], scores[row, : visible[row]].abs().max()
+        assert (scores[row, chosen] >= cut - 1e-4 * largest).all()
+        missed = scores[row].scatter(0, chosen, -torch.inf)
+        assert missed.max() <= cut + 1e-4 * largest
+
+
+def test_slices_of_queries_change_nothing(generator, device, monkeypatch):
+    q, w, keys, visible, batch = problem(generator, device, (5, 5), 200, 4, 32)
+    tile, pool = SMALL._replace(rows=2, programs=4), PoolSize(6, 8)
+    whole_call = index_select(q, w, keys, visible, 24, pool, batch=batch, n=70, tile=tile)
+    monkeypatch.setattr(module, "WORKSPACE", 5_000)
+    with recorded() as launches:
+        index_select(q, w, keys, visible, 24, pool, batch=batch, n=70, tile=tile)
+    assert sum(call.kernel.__name__ == "score_kernel" for call in launches) > 2
+    sliced = index_select(q, w, keys, visible, 24, pool, batch=batch, n=70, tile=tile)
+    assert torch.equal(sliced[0], whole_call[0]) and torch.equal(sliced[1].blocks, whole_call[1].blocks)
+
+
+RELEASED = {
+    "1 x 1M": ((1,), 1 << 20, None),
+    "32 x 1M, pool built": ((1,) * 32, 1 << 20, PoolSize(2048, 8)),
+    "verification of 8 x 1M": ((6,) * 8, 1 << 20, None),
+    "prefill 4,096 x 32K": ((4096,), 1 << 15, None),
+    "prefill 4,096 x 1M, pool built": ((4096,), 1 << 20, PoolSize(2048, 8)),
+}
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_scratch_is_what_workspace_says_and_at_most_256_mb(name):
+    lengths, n, pool = RELEASED[name]
+    call, batch, tile = module.specimen(lengths, n, pool)
+    with recorded() as launches:
+        call()
+    said = workspace(batch, n, 512, pool, tile)
+    starts = [i for i, x in enumerate(launches) if x.kernel.__name__ == "score_kernel"] + [len(launches)]
+    scratch = ("values", "indices", "maxima", "out_values", "out_indices")
+    for a, b in zip(starts, starts[1:], strict=False):  # every slice on its own
+        held = [x.args.get(name) for x in launches[a:b] for name in scratch]
+        held = {id(t): t.numel() * 4 for t in held if t is not None}
+        views = sum(held.values()) // 2  # a buffer is written by one launch and read by the next
+        assert views <= said <= 256 << 20
+    assert said < sum(lengths) * n * 4 or sum(lengths) * n * 4 < 16 << 20  # a score for each key
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (dict(k=0), "k = 0"),
+        (dict(width=48), "width 48"),
+        (dict(format=MAIN), "packed as main"),
+        (dict(dtype=torch.bfloat16, packed=False), "dtype torch.float32"),
+        (dict(pool=PoolSize(8, 6)), "blocks of 6"),
+        (dict(tile=SMALL._replace(segment=112)), "segment 112"),
+        (dict(tile=SMALL._replace(cut=Cut(16, 16, 1))), "cut width 16"),
+    ],
+)
+def test_what_is_unsupported_is_refused(changed, message, generator, device):
+    width = changed.get("width", 32)
+    keys = stored(generator, device, 1, 64, width // 32 * 32, packed=changed.get("packed", True))
+    keys = Rows(keys.data, keys.table, keys.page, keys.scales, changed.get("format", keys.format), keys.dtype)
+    q = torch.ones(1, 4, width, device=device, dtype=changed.get("dtype", torch.float32))
+    visible, batch = torch.tensor([64], device=device), ragged((1,), device)
+    with pytest.raises(Unsupported, match=message):
+        index_select(
+            q, q[..., 0], keys, visible, changed.get("k", 24), changed.get("pool"), batch=batch, n=64,
+            tile=changed.get("tile", SMALL),
+        )  # fmt: skip
