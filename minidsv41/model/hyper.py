@@ -26,7 +26,7 @@ class Streams:
     def start(cls, x: Tensor, n: int, dtype: torch.dtype) -> Streams:
         """n copies of x [T, C]; the first mix is one-hot on stream 0."""
         pre = torch.zeros(len(x), n, dtype=dtype, device=x.device)
-        pre[:, 0] = 1
+        pre[:, 0].fill_(1)
         return cls(x[:, None].expand(-1, n, -1), pre)
 
     def settled(self) -> Streams:

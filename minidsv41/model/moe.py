@@ -53,7 +53,7 @@ class Experts(nn.Module):
         order = ids.flatten().argsort(stable=True)  # [T * K] by expert
         row = order // ids.shape[1]
         xs, ws = F.embedding(row, x), weights.flatten()[order, None]  # [T * K, C], [T * K, 1]
-        if x.is_cuda and x.dtype == torch.bfloat16:
+        if x.device.type != "cpu" and x.dtype == torch.bfloat16:
             y = self.grouped(xs, ids.flatten()[order], ws)
             return y[order.argsort()].unflatten(0, ids.shape).sum(1, dtype=wide(x.dtype))
         sizes = ids.flatten().bincount(minlength=len(self.w1)).tolist()

@@ -92,7 +92,8 @@ class Batch:
     @cached_property
     def seq(self) -> Tensor:
         """[T] sequence of each row."""
-        return torch.arange(len(self.lengths), device=self.device).repeat_interleave(self.counts)
+        sequences = torch.arange(len(self.lengths), device=self.device)
+        return sequences.repeat_interleave(self.counts, output_size=len(self.tokens))
 
     @cached_property
     def offset(self) -> Tensor:

@@ -7,15 +7,19 @@ import pytest
 import torch
 
 from minidsv41 import ops
-from minidsv41.cache import Cache
+from minidsv41.cache import Cache, State
+from minidsv41.cache.pool import PAGE
 from minidsv41.config import ModelConfig
 from minidsv41.kernels.bench.filling import random_model
+from minidsv41.kernels.launch import recorded
 from minidsv41.model import Model, SequenceKeys
 from minidsv41.ops import Batch, twins
 from minidsv41.ops.select import weigh
 from minidsv41.parity import difference, parity
 from minidsv41.serve import prefill
 from minidsv41.serve.generate import step
+from minidsv41.serve.graph import DecodeGraph
+from minidsv41.serve.prefill import Prefill
 from tests.tiny import prompt, tiny
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "v41_tiny"
@@ -98,6 +102,50 @@ def test_the_golden_folder_agrees_on_kernels():
     assert [row for row in rows if row.verdict == "FAIL"] == []
     assert {name for name, ran in seen.ran if ran == "kernel"} >= KERNELS
     assert {row.dtype for row in rows} == {"float64", "float32"}
+
+
+@pytest.fixture(scope="module")
+def shapes():
+    """The model at released widths without its numbers: whoever asks for one raises."""
+    with torch.device("meta"):
+        return Model(ModelConfig.preset("geometry")).cast(torch.bfloat16)
+
+
+def meta_cache(model: Model, cache_format: str, *, length: int, count: int = 1) -> tuple[Cache, list[State]]:
+    cache = Cache(model.config, dtype=torch.bfloat16, device="meta", cache_format=cache_format)
+    states = [cache.new() for _ in range(count)]
+    for state in states if length else []:
+        state.length, pages = length, range(-(-length // PAGE))
+        state.entries = {page: cache.entries.take() for page in pages}
+        state.windows = {page: cache.windows.take() for page in pages[-3:]}
+    return cache, states
+
+
+@pytest.mark.parametrize(
+    ("length", "count", "rows", "cache_format"),
+    [(4089, 1, 1, "packed"), (4089, 32, 1, "packed"), (131065, 1, 6, "packed"), (1048569, 1, 1, "float")],
+)
+def test_a_step_at_released_widths_runs_on_kernels_and_asks_for_no_numbers(shapes, length, count, rows, cache_format):
+    cache, states = meta_cache(shapes, cache_format, length=length, count=count)
+    with recorded() as launches, ops.versions("kernels") as seen:
+        logits = DecodeGraph(shapes, cache, states, rows=rows).run()
+    assert logits.shape == (count * rows, shapes.config.vocab_size) and logits.dtype == torch.float32
+    layers = shapes.config.num_hidden_layers
+    expected = {"seam": 2 * layers, "sparse_attention": layers, "index_select": 8, "engram_gate": 2}
+    expected |= {"kv_write": layers + 3 + 4} if cache_format == "packed" else {}  # windows, the draft's, index keys
+    assert {name: found["kernel"] for name, found in seen.summary().items()} == expected
+    assert not any(version == "plain" for _, version in seen.ran)
+    assert len(launches) >= sum(expected.values())
+
+
+def test_chunks_at_released_widths_run_on_kernels_and_ask_for_no_numbers(shapes):
+    cache, [state] = meta_cache(shapes, "packed", length=0)
+    work = Prefill(shapes, cache, state, torch.zeros(20000, dtype=torch.int64, device="meta"))
+    with recorded(), ops.versions("kernels") as seen:
+        for _ in range(2):
+            assert work.run(8192) is None
+    assert seen.ran["sparse_attention", "kernel"] == 2 * shapes.config.decoder_start
+    assert not any(version == "plain" for _, version in seen.ran)
 
 
 def wide() -> ModelConfig:
