@@ -21,9 +21,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minidsv41.kernels.attention_rows import generation, located, places
 from minidsv41.kernels.launch import dot_type, launch, require
 from minidsv41.kernels.pairs import load_pair, pair, softmax_gradient
-from minidsv41.kernels.window_backward import WindowTile, capability, window_backward
+from minidsv41.kernels.window_backward import WindowTile, window_backward
 from minidsv41.ops.rows import Rows, Span
 
 
@@ -44,12 +45,15 @@ class Gradients(NamedTuple):
     sink: Tensor
 
 
-def tile_for(heads: int, dtype: torch.dtype, capability: tuple[int, int]) -> Tile:
+SMALL = Tile(16, 16, 4, 1, window=WindowTile(16, 16, 4))
+
+
+def tile_for(heads: int, dtype: torch.dtype, card: int) -> Tile:
     """213 KB of shared memory on Hopper, 180 on Blackwell, below 100 elsewhere."""
-    if dtype == torch.float32 or capability[0] not in (9, 10):
-        return Tile(16, 16, 4, 1)
+    if dtype == torch.float32 or card not in (9, 10):
+        return SMALL
     heads = min(64, max(16, triton.next_power_of_2(heads)))
-    return Tile(heads, 32, 8 if heads > 32 else 4, 3 if capability[0] == 9 else 1)
+    return Tile(heads, 32, 8 if heads > 32 else 4, 3 if card == 9 else 1)
 
 
 def attention_backward(
@@ -74,7 +78,7 @@ def attention_backward(
     check(q, window, entries, topk)
     check_result(q, grad, out, lse)
     tokens, heads, width = q.shape
-    tile = tile or tile_for(heads, q.dtype, capability(q.device))
+    tile = tile or tile_for(heads, q.dtype, generation(q.device))
     grad, q, out, lse = grad.contiguous(), q.contiguous(), out.contiguous(), lse.contiguous()
     delta, rows, ends, slots = prepared(grad, out, window, entries, topk, span, tile.keys)
     d_q, d_window = torch.empty_like(q), torch.zeros_like(window.data, dtype=torch.float32)
@@ -136,21 +140,14 @@ def prepared(grad, out, window, entries, topk, span, tile) -> tuple[Tensor, Tens
     launch(
         prepare,
         (tokens,),
-        **dict(grad=grad, out=out, delta=delta, rows=rows, ends=ends, seq=span.seq, first=span.first, last=span.last),
+        **dict(grad=grad, out=out, delta=delta, rows=rows, ends=ends),
+        **places(span),
         **dict(window_table=window.table.contiguous(), window_page=window.page, window_pages=window.table.shape[1]),
         **dict(entry_table=last.table.contiguous(), entry_page=last.page, entry_pages=last.table.shape[1]),
         **dict(topk=topk if k == 0 else topk.contiguous(), H=heads, D=width, DIMS=padded(width), W=span.width, K=k),
         **dict(SLOTS=slots, MORE=more, WINDOW=triton.next_power_of_2(slots), CHOSEN=triton.next_power_of_2(more or 1)),
     )
     return delta, rows, ends, slots
-
-
-@triton.jit
-def located(table, page, pages, seq, index):
-    """Physical rows of `index` in a sequence as int32, -1 where index < 0."""
-    at = tl.maximum(index, 0)
-    physical = tl.load(table + seq * pages + at // page, index >= 0, other=0)
-    return tl.where(index >= 0, physical * page + at % page, -1).to(tl.int32)
 
 
 @triton.jit
@@ -169,12 +166,12 @@ def prepare(
     slot, end = tl.arange(0, WINDOW), tl.load(last + token)
     position = end - (W - 1) + slot
     read = (position >= tl.load(first + token)) & (position >= 0) & (slot < W)
-    row = located(window_table, window_page, window_pages, s, tl.where(read, position, -1))
+    row = located(window_table, window_pages, window_page, s, tl.where(read, position, -1))
     tl.store(rows + token * (SLOTS + MORE) + slot, row, slot < SLOTS)
     if K > 0:
         slot = tl.arange(0, CHOSEN)
         chosen = tl.load(topk + token * K + slot, slot < K, other=-1)
-        row = located(entry_table, entry_page, entry_pages, s, chosen)
+        row = located(entry_table, entry_pages, entry_page, s, chosen)
         tl.store(rows + token * (SLOTS + MORE) + SLOTS + slot, row, slot < MORE)
         tl.store(ends + token, SLOTS + tl.max(tl.where(chosen >= 0, slot + 1, 0), 0))
 
@@ -229,7 +226,7 @@ def by_query(
     tl.store(d_q + at[:, None] * D + dim[None, :], total.to(d_q.dtype.element_ty), inside)
 
 
-def specimen(*, k: int = 512):
+def specimen(*, k: int = 512, tile: Tile | None = None):
     def made(*shape: int, dtype=torch.bfloat16) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
@@ -239,8 +236,13 @@ def specimen(*, k: int = 512):
     q = made(tokens, heads, width)
     chosen = made(tokens, k, dtype=torch.int64) if k else None
     lse, sink = made(tokens, heads, dtype=torch.float32), made(heads, dtype=torch.float32)
-    entries = rows if k else None
-    return attention_backward(q, q, q, lse, rows, entries, chosen, sink, Span(place, place, place, 128))
+    span = Span(place, place, place, 128)
+    return attention_backward(q, q, q, lse, rows, rows if k else None, chosen, sink, span, tile=tile)
 
 
-SPECIMENS = {"sparse T=4096": specimen, "window T=4096": lambda: specimen(k=0)}
+SPILLS = ("by_query", "by_key")  # 4 to 14 of 255 registers, those of addresses
+SPECIMENS = {
+    "sparse T=4096": specimen,
+    "window T=4096": lambda: specimen(k=0),
+    "sparse T=4096, small tile": lambda: specimen(tile=SMALL),  # of cards other than Hopper and Blackwell
+}

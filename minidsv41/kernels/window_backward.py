@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minidsv41.kernels.attention_rows import generation, places
 from minidsv41.kernels.launch import dot_type, launch
 from minidsv41.kernels.pairs import load_pair, pair, softmax_gradient
 from minidsv41.ops.rows import Rows, Span
@@ -30,17 +31,12 @@ class WindowTile(NamedTuple):
     stages: int = 1
 
 
-def capability(device: torch.device) -> tuple[int, int]:
-    """Of the card; where there is none, that of Hopper."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
-
-
-def window_tile(rows: int, heads: int, dtype: torch.dtype, capability: tuple[int, int]) -> WindowTile:
+def window_tile(rows: int, heads: int, dtype: torch.dtype, card: int) -> WindowTile:
     """Fewer rows a program where there are few, so that 132 processors have work."""
-    if dtype == torch.float32 or capability[0] not in (9, 10):
+    if dtype == torch.float32 or card not in (9, 10):
         return WindowTile(16, 16, 4)
     heads = min(64, max(16, triton.next_power_of_2(heads)))
-    return WindowTile(heads, 32 if rows >= 4096 and capability[0] == 9 else 16, 8 if heads > 32 else 4)
+    return WindowTile(heads, 32 if rows >= 4096 and card == 9 else 16, 8 if heads > 32 else 4)
 
 
 def window_backward(
@@ -56,15 +52,16 @@ def window_backward(
 ) -> None:
     """Add the gradients of the window's rows to d_window [R, D] float32; delta [T, H]: gradient . output."""
     tokens, heads, width = q.shape
-    tile = tile or window_tile(len(window.data), heads, q.dtype, capability(q.device))
+    tile = tile or window_tile(len(window.data), heads, q.dtype, generation(q.device))
     sequences, pages = window.table.shape
     tiles = triton.cdiv(pages * window.page, tile.keys)
     launch(
         by_key,
         (sequences * tiles, triton.cdiv(heads, tile.heads)),
         **dict(q=q, grad=grad, lse=lse, delta=delta, window=window.data, d_window=d_window),
-        **dict(seq=span.seq, first=span.first, last=span.last, table=window.table.contiguous()),
-        **dict(page=window.page, pages=pages, tiles=tiles, tokens=tokens, steps=tokens.bit_length(), H=heads),
+        **places(span),
+        **dict(table=window.table.contiguous(), page=window.page, pages=pages, tiles=tiles, tokens=tokens),
+        **dict(steps=tokens.bit_length(), H=heads),
         **dict(D=width, W=span.width, N=tile.keys, HEADS=tile.heads, DIMS=max(16, triton.next_power_of_2(width))),
         **dict(SCALE=width**-0.5, DOT=dot_type(q.dtype), PRECISION="ieee" if q.dtype == torch.float32 else "tf32"),
         num_warps=tile.warps,

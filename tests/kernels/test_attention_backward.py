@@ -8,7 +8,9 @@ import torch
 pytest.importorskip("triton")
 
 from minidsv41.formats import WINDOW  # noqa: E402
+from minidsv41.kernels import attention  # noqa: E402
 from minidsv41.kernels.attention_backward import Tile, attention_backward  # noqa: E402
+from minidsv41.kernels.bench import attention_backward as bench  # noqa: E402
 from minidsv41.kernels.launch import INTERPRETED, Unsupported  # noqa: E402
 from minidsv41.kernels.window_backward import WindowTile  # noqa: E402
 from minidsv41.ops import Batch, Rows, Span, sparse_attention  # noqa: E402
@@ -100,11 +102,11 @@ def assert_same(problem: Problem, tile=SMALL) -> None:
 
 CASES = {
     "one token": dict(lengths=[1]),
-    "odd length": dict(lengths=[37], k=7, window=11),
+    "odd length": dict(lengths=[21], k=7, window=11),
     "ragged, pages out of order": dict(lengths=[9, 1, 14], page=4),
     "equal sequences, a page each": dict(lengths=[12, 12], seed=3),
     "continued sequences": dict(lengths=[6, 7], starts=[21, 3], page=8),
-    "a window longer than a tile": dict(lengths=[40], window=33, k=3),
+    "a window longer than a tile": dict(lengths=[26], window=19, k=3),
     "window only": dict(lengths=[19, 6], k=0, page=5),
     "a window of one row": dict(lengths=[7], window=1, k=2),
     "more entries than there are": dict(lengths=[20], k=18),
@@ -191,7 +193,7 @@ def test_any_tile_gives_the_same(tile, device):
 
 def test_gradients_are_not_biased(device):
     """Rounding to bfloat16 cancels over many terms. The interpreter truncates what it stores: half a unit at most."""
-    problem = Problem([48], k=10, window=16, dtype=torch.bfloat16, device=device)
+    problem = Problem([32], k=10, window=16, dtype=torch.bfloat16, device=device)
     bound = 4e-3 if INTERPRETED else 1e-3
     for mine, exact in list(zip(problem.kernel(), problem.autograd(), strict=True))[:3]:
         lean = ((mine.double() - exact) * exact.sign()).mean() / exact.abs().mean()
@@ -199,7 +201,7 @@ def test_gradients_are_not_biased(device):
 
 
 def test_gradients_without_atomics_repeat_bit_for_bit(device):
-    problem = Problem([40], k=8, dtype=torch.bfloat16, device=device)
+    problem = Problem([17], k=8, dtype=torch.bfloat16, device=device)
     once, again = problem.kernel(), problem.kernel()
     assert all(torch.equal(getattr(once, name), getattr(again, name)) for name in ("q", "window", "sink"))
 
@@ -222,3 +224,40 @@ def test_what_is_not_supported_is_refused(message, device):
     given |= {name: make(p) for name, make in REFUSED[message].items()}
     with pytest.raises(Unsupported, match=message):
         attention_backward(**given)
+
+
+@pytest.mark.parametrize("case", [dict(lengths=[9, 4]), dict(lengths=[13], k=0)], ids=["sparse", "window"])
+def test_forward_and_backward_join(case, device):
+    problem = Problem(**case, device=device)
+    rows = [r for r in (problem.window, problem.entries) if r]
+    inputs = [problem.q, *(r.data for r in rows), problem.sink]
+    for x in inputs:
+        x.requires_grad_()
+    out = attention.sparse_attention(problem.q, *(rows + [None])[:2], problem.topk, problem.sink, problem.span)
+    found = torch.autograd.grad(out, inputs, problem.grad)
+    for x in inputs:
+        x.requires_grad_(False)
+    torch.testing.assert_close(out.double(), problem.forward()[0], rtol=1e-4, atol=1e-5)
+    for mine, exact in zip(found, problem.autograd(), strict=True):
+        torch.testing.assert_close(mine.double(), exact, rtol=1e-4, atol=1e-4)
+
+
+def test_codes_have_no_gradient(device):
+    problem = Problem([4], device=device)
+    coded = replace(problem.window, format=WINDOW)
+    with pytest.raises(Unsupported, match="window.format"):
+        attention.sparse_attention(
+            problem.q.requires_grad_(), coded, problem.entries, problem.topk, problem.sink, problem.span
+        )
+
+
+@pytest.mark.parametrize("k", [4, 0])
+def test_the_bench_compares_equals(k, device):
+    made = bench.case(12, 16, 32, 8, k).build(device, 0)
+    assert made.error() < made.tolerance
+    x = bench.inputs(12, 16, 32, 8, k, device=device, seed=0)
+    runs = [made.runs["kernel with forward"], made.runs["plain with forward"]]
+    runs.append(lambda: bench.both(lambda *given: bench.at_once(bench.attend, *given), x))
+    for found in zip(*(run() for run in runs), strict=True):
+        for one in found[1:]:
+            assert (found[0] - one).float().norm() < 0.02 * one.float().norm()
