@@ -44,28 +44,29 @@ def write(
 ):  # fmt: skip
     REST: tl.constexpr = D - WIDE
     d = tl.arange(0, WIDE)
-    row = tl.program_id(0).to(tl.int64) * ROWS
     gain, rest_gain = tl.load(norm + REST + d).to(tl.float32), tl.load(norm + d).to(tl.float32)
-    here = x + row * stride + d
-    ahead, rest_ahead = tl.load(here + REST, row < n, 0.0), tl.load(here, row < n, 0.0)
-    own, entry = tl.load(seq + row, row < n, 0), tl.load(index + row, row < n, -1)
-    for _ in range(ROWS):
+    row = tl.program_id(0) * ROWS
+    final = tl.minimum(row + ROWS, n) - 1
+    here = x + row.to(tl.int64) * stride + d
+    ahead, rest_ahead = tl.load(here + REST), tl.load(here)
+    own, entry = tl.load(seq + row), tl.load(index + row)
+    for i in range(ROWS):
+        now = tl.minimum(row + i, final)  # after the last row it comes again, not to be stored
         last, rest = ahead.to(tl.float32), rest_ahead.to(tl.float32)
-        at = physical(table, own, entry, pages, PAGE)
-        here += stride
-        more = row + 1 < n
-        ahead, rest_ahead = tl.load(here + REST, more, 0.0), tl.load(here, more, 0.0)
-        own, entry = tl.load(seq + row + 1, more, 0), tl.load(index + row + 1, more, -1)
+        at = physical(table, own, tl.where(row + i < n, entry, -1), pages, PAGE)
+        then = tl.minimum(row + i + 1, final)
+        here = x + then.to(tl.int64) * stride + d
+        ahead, rest_ahead = tl.load(here + REST), tl.load(here)
+        own, entry = tl.load(seq + then), tl.load(index + then)
         squares = last * last
         if REST:
             squares += rest * rest
         factor = inverse_rms(tl.sum(squares), D, eps)
-        last = turned(rounded(last * factor * gain, TYPE), row, cos, sin, WIDE, R, TYPE)
+        last = turned(rounded(last * factor * gain, TYPE), now.to(tl.int64), cos, sin, WIDE, R, TYPE)
         if REST:
             rest = rounded(rest * factor * rest_gain, TYPE)
             placed(rest, at, data, scales, 0, D, WIDE, GROUP, WORD, FORM, TYPE, FP8)
         placed(last, at, data, scales, REST, D, WIDE, GROUP, WORD, FORM, TYPE, FP8)
-        row += 1
 
 
 def kv_write(
