@@ -59,10 +59,14 @@ def bench_kernels(
     typer.echo(f"{records.counted(rows)}; {record.path}; {time.monotonic() - began:.0f} s")
 
 
-def compiled_rows(part: str, cards: list[int]) -> Iterator[dict]:
-    """Rows of minidsv41.kernels.compiled, from a process that does not interpret. Raises CompileError."""
+def compiled_rows(part: str, cards: list[int], *, once: bool = False) -> Iterator[dict]:
+    """Rows of minidsv41.kernels.compiled, from a process that does not interpret. Raises CompileError.
+
+    once: each kernel in one specimen only.
+    """
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "minidsv41.kernels.compiled", part, *map(str, cards)]
+    command += ["--once"] if once else []
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
             yield json.loads(line)

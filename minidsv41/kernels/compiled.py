@@ -41,13 +41,17 @@ def specimens() -> dict[str, Callable[[], object]]:
     return found
 
 
-def rows(wanted: str = "", capabilities: tuple[int, ...] = CAPABILITIES) -> Iterator[Row]:
-    """Compile the specimens whose name contains `wanted`."""
+def rows(wanted: str = "", capabilities: tuple[int, ...] = CAPABILITIES, *, once: bool = False) -> Iterator[Row]:
+    """Compile the specimens whose name contains `wanted`; each kernel `once` only, or in every specimen."""
+    seen = set()
     for name, make in specimens().items():
         if wanted in name:
             with recorded() as launches:
                 make()
             for call in launches:
+                if once and call.kernel in seen:
+                    continue
+                seen.add(call.kernel)
                 for capability in capabilities:
                     built = call.compile(capability)
                     matrix = sum(built.count(f"{unit}MMA") for unit in ("H", "HG", "QG", "UTCH", "UTCQ"))
@@ -56,6 +60,7 @@ def rows(wanted: str = "", capabilities: tuple[int, ...] = CAPABILITIES) -> Iter
 
 
 if __name__ == "__main__":  # one JSON line a kernel, for processes that are not the interpreter
-    chosen = tuple(int(c) for c in sys.argv[2:]) or CAPABILITIES
-    for row in rows(sys.argv[1] if len(sys.argv) > 1 else "", chosen):
+    words = [word for word in sys.argv[1:] if word != "--once"]
+    chosen = tuple(int(c) for c in words[1:]) or CAPABILITIES
+    for row in rows(words[0] if words else "", chosen, once="--once" in sys.argv):
         print(json.dumps(asdict(row)), flush=True)

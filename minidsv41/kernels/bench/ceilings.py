@@ -60,7 +60,7 @@ def measure(device: torch.device, timer: Timer | None = None, *, size: int = 4 *
     product = timer([lambda: a @ b]).median
     part = min(len(x), GIB // 4)
     host = torch.empty(part, dtype=torch.int32, pin_memory=device.type == "cuda").copy_(x[:part])
-    pinned = timer([lambda: y[:part].copy_(host, non_blocking=True)]).median
+    pinned = timer([lambda: y[:part].copy_(host, non_blocking=True)], capture=False).median
     empty = timer([lambda: launch(nothing, (1,), x=largest)]).median
     rates = 2 * size / copy / 1e3, programs * BLOCK * STEPS * 4 / reading / 1e3, 4 * part / pinned / 1e3
     return Ceilings(*(round(r, 1) for r in rates), round(2 * side**3 / product / 1e6, 1), round(empty, 3))
