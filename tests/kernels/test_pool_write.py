@@ -45,7 +45,7 @@ def test_latents_open_pairs_and_rows_are_those_of_float64(starts, lengths, devic
     pairs, before, norm, cos, sin, into, batch = case(starts, lengths, 64, 16, device, generator)
     exact = wide(into)
     doubles = [t.double() for t in (pairs, before, norm)]
-    latents, opened = ops.pool_write(*doubles, EPS, cos.double(), sin.double(), exact, batch)
+    latents, opened = ops.pool_write.plain(*doubles, EPS, cos.double(), sin.double(), exact, batch)
     ours, kept = pool_write(pairs, before, norm, EPS, cos, sin, into, batch)
     torch.testing.assert_close(ours.double(), latents, rtol=0, atol=4e-6)
     assert torch.equal(kept.double(), opened)
@@ -60,8 +60,8 @@ def test_at_released_widths_bfloat16_is_as_near_to_float64_as_the_plain_version(
     )  # fmt: skip
     exact, plain = wide(into), Rows(into.data.clone(), into.table, PAGE, into.scales.clone(), MAIN, torch.bfloat16)
     doubles = [t.double() for t in (pairs, before, norm)]
-    latents, _ = ops.pool_write(*doubles, EPS, cos.double(), sin.double(), exact, batch)
-    theirs, _ = ops.pool_write(pairs, before, norm, EPS, cos, sin, plain, batch)
+    latents, _ = ops.pool_write.plain(*doubles, EPS, cos.double(), sin.double(), exact, batch)
+    theirs, _ = ops.pool_write.plain(pairs, before, norm, EPS, cos, sin, plain, batch)
     ours, _ = pool_write(pairs, before, norm, EPS, cos, sin, into, batch)
     assert ours.dtype == torch.bfloat16
     assert (ours.double() - latents).norm() <= 1.05 * (theirs.double() - latents).norm()

@@ -21,7 +21,7 @@ def contest(T: int, S: int, H: int, D: int, W: int, device: torch.device, seed: 
     x = inputs(T, S, T // S + W, H, D, W, 0, device, seed)
     given = (x.q, x.window, x.sink, x.span)
     kernel = partial(window_attention, *given)
-    runs: dict[str, Callable] = {"kernel": kernel, "plain": partial(ops.sparse_attention, *x.given)}
+    runs: dict[str, Callable] = {"kernel": kernel, "plain": partial(ops.sparse_attention.plain, *x.given)}
     if T > S:
         runs["kernel, one query a program"] = partial(window_attention, *given, tile=Tile(min(64, max(16, H)), 64))
     if T <= FLEX:
