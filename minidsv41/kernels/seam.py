@@ -1,0 +1,322 @@
+"""One pass over the streams for each sublayer seam: twin of `ops.seam`, differentiable.
+
+A program of `cross` owns a tile of tokens, so that the predictor's 1.97 MB of weights are not read again by each token,
+and walks over the channels: X' = update(X, F) goes out and, still in registers, feeds the delayed mix y, the sums of
+squares, and 24 products by tensor cores. Predictor weights stand in the rows of the product as two bfloat16 parts, high
+and low (X' is bfloat16 itself: the error left is 2**-17 of a weight); float32 activations use ieee. The pre-norm needs
+all of y: y waits where x will be, and is read back from L2, the last first, by its own program, or, where few tokens
+make several programs share the channels of a tile, by a second kernel, `finish`. Sinkhorn runs in registers.
+
+Bytes a token, width C, bf16: X 8C + F 2C in, X' 8C + x 2C out: 102,400 at C = 5,120; y comes back from L2 (2C). Device
+memory limits it from about 2,000 tokens on, and below that the time of two launches.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from minidsv41.kernels.launch import dot_type, launch, require
+from minidsv41.kernels.seam_backward import seam_backward
+from minidsv41.kernels.sinkhorn import coefficients, mixed
+from minidsv41.kernels.streams import four, narrow, streams, summed, updated, wide
+from minidsv41.ops.seam import Next
+
+KEPT = 32  # float32 numbers kept of each token: 24 products, sum of squares of X', sum of squares of y
+
+
+class Tile(NamedTuple):
+    """What a program of `cross` takes at once: tokens, channels; into how many parts the channels of a tile are split.
+
+    packed: a small kernel parts the weights beforehand, instead of every program. finish: tokens for one of `finish`.
+    """
+
+    tokens: int
+    channels: int = 64
+    splits: int = 1
+    packed: bool = False
+    warps: int = 8
+    stages: int = 3
+    finish: int = 1
+
+
+def tile_for(tokens: int, width: int, dtype: torch.dtype) -> Tile:
+    """Few tokens: two small programs on each of about 128 multiprocessors; more: one, or tiles of 32 tokens."""
+    if dtype == torch.float32:
+        return Tile(16, 32, 1 if tokens > 2048 else min(8, triton.cdiv(width, 32)), warps=4, stages=1)
+    rows, programs = (16, 256) if tokens <= 128 else (32, 128)
+    splits = max(1, min(programs // triton.cdiv(max(tokens, 1), rows), triton.cdiv(width, 64)))
+    if tokens <= 128:
+        return Tile(rows, splits=splits, warps=4, stages=2)
+    return Tile(rows, splits=splits, packed=tokens > 512, finish=4)
+
+
+def seam(
+    X: Tensor,
+    F: Tensor | None,
+    pre: Tensor,
+    post: Tensor | None,
+    comb: Tensor | None,
+    into: Next,
+    *,
+    tile: Tile | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As `ops.seam`: X' [T, 4, C], normed input x [T, C], pre' [T, 4], post' [T, 4], comb' [T, 4, 4]."""
+    check(X, F, pre, post, comb, into)
+    tensors = (X.contiguous(), F, pre, post, comb, into.fn, into.base, into.scale, into.norm)
+    tensors = tuple(t if t is None else t.contiguous() for t in tensors)
+    new, *rest = Crossing.apply(*tensors, into.eps, into.hc_eps, into.iters, tile)
+    return (X if F is None else new), *rest
+
+
+def check(X, F, pre, post, comb, into: Next) -> None:
+    dot_type(X.dtype)
+    require(X.ndim == 3 and X.shape[1] == 4, f"X.shape = {tuple(X.shape)}: allowed are four streams, [T, 4, C]")
+    tokens, _, width = X.shape
+    require(width % 16 == 0, f"C = {width}: allowed are multiples of 16")
+    for name, value, shape in (
+        *(("F", F, (tokens, width)), ("pre", pre, (tokens, 4)), ("post", post, (tokens, 4))),
+        *(("comb", comb, (tokens, 4, 4)), ("into.fn", into.fn, (24, 4 * width)), ("into.base", into.base, (24,))),
+        *(("into.scale", into.scale, (3,)), ("into.norm", into.norm, (width,))),
+    ):
+        if value is None:
+            require(F is None and name in ("F", "post", "comb"), f"{name} = None: allowed where F is None")
+            continue
+        require(tuple(value.shape) == shape, f"{name}.shape = {tuple(value.shape)}: allowed is {shape}")
+        kinds = (X.dtype,) if name == "F" else (torch.float32,)
+        kinds = (*kinds, X.dtype) if name == "into.norm" else kinds
+        require(value.dtype in kinds, f"{name}.dtype = {value.dtype}: allowed is {kinds[0]}")
+    require(into.iters >= 1, f"into.iters = {into.iters}: allowed are 1 and more")
+
+
+class Crossing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, X, F, pre, post, comb, fn, base, scale, norm, eps, hc_eps, iters, tile):
+        into = Next(fn, base, scale, norm, eps, hc_eps, iters)
+        out = crossed(X, F, pre, post, comb, into, tile=tile)
+        ctx.constants = into[4:]
+        ctx.save_for_backward(X, F, pre, post, comb, *into[:4], None if F is None else out.new, out.x, out.kept)
+        return (None if F is None else out.new), out.x, out.pre, out.post, out.comb
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_new, *grads):
+        *inputs, fn, base, scale, norm, new, x, kept = ctx.saved_tensors
+        into = Next(fn, base, scale, norm, *ctx.constants)
+        d_new = None if new is None else d_new.contiguous()
+        grads = (g.contiguous() for g in grads)
+        out = seam_backward(d_new, *grads, tuple(inputs), into, inputs[0] if new is None else new, x, kept)
+        return *out, None, None, None, None
+
+
+class Crossed(NamedTuple):
+    new: Tensor
+    x: Tensor
+    pre: Tensor
+    post: Tensor
+    comb: Tensor
+    kept: Tensor
+
+
+def crossed(X, F, pre, post, comb, into: Next, *, tile: Tile | None = None, mix: bool = True) -> Crossed:
+    """`seam` on contiguous tensors, without gradients, and what is kept [T, KEPT]; without `mix` there is no x."""
+    tokens, _, width = X.shape
+    tile = tile or tile_for(tokens, width, X.dtype)
+    empty = dict(dtype=torch.float32, device=X.device)
+    new = X if F is None else torch.empty_like(X)
+    x = X.new_empty(tokens, width)
+    out = dict(out_pre=torch.empty(tokens, 4, **empty), out_post=torch.empty(tokens, 4, **empty))
+    out["out_comb"] = torch.empty(tokens, 4, 4, **empty)
+    kept = torch.empty(tokens, KEPT, **empty)
+    parts = kept if tile.splits == 1 else torch.empty(tile.splits, tokens, KEPT, **empty)
+    split = X.dtype != torch.float32
+    packed = split and tile.packed
+    last = dict(x=x, norm=into.norm, base=into.base, scale=into.scale, **out)
+    last |= dict(T=tokens, eps=into.eps, hc_eps=into.hc_eps, ITERS=into.iters, C=width, MIX=mix)
+    launch(
+        cross,
+        (triton.cdiv(tokens, tile.tokens), tile.splits),
+        **dict(X=X, F=F, pre=pre, post=post, comb=comb, fn=pack(into.fn) if packed else into.fn, new=new, parts=parts),
+        **dict(SPLITS=tile.splits, M=tile.tokens, BLOCK=tile.channels, PACKED=packed, SPLIT=split),
+        **dict(
+            KEEP="evict_first" if tile.splits == 1 else "",
+            DOT=dot_type(X.dtype),
+            PRECISION="tf32" if split else "ieee",
+            **last,
+        ),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    if tile.splits > 1:
+        chunk = min(1024, triton.next_power_of_2(width))
+        launch(
+            finish,
+            (triton.cdiv(tokens, tile.finish), 1 + mix * triton.cdiv(width, chunk)),
+            **dict(parts=parts, kept=kept, SPLITS=tile.splits, PADDED=triton.next_power_of_2(tile.splits)),
+            **dict(M=tile.finish, CHUNK=chunk, **last),
+            num_warps=4,
+        )
+    return Crossed(new, x, *out.values(), kept)
+
+
+def pack(fn: Tensor) -> Tensor:
+    """Predictor weights [24, 4C] float32 -> [48, 4C] bfloat16, the rows that a product takes."""
+    packed = fn.new_empty(48, fn.shape[1], dtype=torch.bfloat16)
+    grid = (triton.cdiv(fn.shape[1], 128),)
+    launch(pack_weights, grid, fn=fn, packed=packed, WIDE=fn.shape[1], N=128)
+    return packed
+
+
+@triton.jit
+def weights(at, inside, WIDE: tl.constexpr, SPLIT: tl.constexpr, PACKED: tl.constexpr):
+    """Rows of the product for some columns of the predictor (at: where they begin).
+
+    SPLIT: 64 rows, of which row 16 i + r and row 16 i + 8 + r are high and low part of weight 8 i + r: a matrix unit
+    leaves both results in one thread. Else 32 rows of float32. Weights end at 24.
+    """
+    row = tl.arange(0, 64 if SPLIT else 32)
+    k = row // 16 * 8 + row % 8 if SPLIT else row
+    inside = (k < 24)[:, None] & inside[None, :]
+    if PACKED:
+        w = tl.load(at[None, :] + row[:, None] * WIDE, inside, other=0.0)
+    else:
+        w = tl.load(at[None, :] + k[:, None] * WIDE, inside, other=0.0)
+        if SPLIT:
+            high = narrow(w, tl.bfloat16)
+            w = tl.where((row // 8 % 2 == 0)[:, None], high, narrow(w - high.to(tl.float32), tl.bfloat16))
+    return w
+
+
+@triton.jit
+def product(
+    at, s, total, inside, WIDE: tl.constexpr, SPLIT: tl.constexpr, PACKED: tl.constexpr, DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add to total [rows, tokens]: predictor weights times the channels s [tokens, N] of one stream."""
+    w = weights(at, inside, WIDE, SPLIT, PACKED).to(DOT)
+    return tl.dot(w, s.to(DOT).T, total, input_precision=PRECISION)
+
+
+@triton.jit
+def pack_weights(fn, packed, WIDE: tl.constexpr, N: tl.constexpr):
+    column = tl.program_id(0) * N + tl.arange(0, N)
+    row = tl.arange(0, 64)
+    w = weights(fn + column, column < WIDE, WIDE, True, False)
+    to = packed + row[:, None] * WIDE + column[None, :]
+    tl.store(to, w.to(tl.bfloat16), (row < 48)[:, None] & (column < WIDE)[None, :])
+
+
+@triton.jit
+def cross(
+    X, F, pre, post, comb, fn, new, parts, x, norm, base, scale, out_pre, out_post, out_comb, T, eps, hc_eps,
+    C: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, SPLIT: tl.constexpr,
+    PACKED: tl.constexpr, MIX: tl.constexpr, ITERS: tl.constexpr, KEEP: tl.constexpr, DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    TYPE: tl.constexpr = X.dtype.element_ty
+    ROWS: tl.constexpr = 64 if SPLIT else 32
+    PART: tl.constexpr = tl.cdiv(tl.cdiv(C, BLOCK), SPLITS) * BLOCK
+    token = tl.program_id(0) * M + tl.arange(0, M)
+    live, row = token < T, token.to(tl.int64)
+    p = four(pre + row * 4, live, 1)
+    if F is not None:
+        o = four(post + row * 4, live, 1)
+        to0, to1 = four(comb + row * 16, live, 4), four(comb + row * 16 + 1, live, 4)
+        to2, to3 = four(comb + row * 16 + 2, live, 4), four(comb + row * 16 + 3, live, 4)
+    m0, m1 = tl.zeros([ROWS, M], tl.float32), tl.zeros([ROWS, M], tl.float32)
+    m2, m3 = tl.zeros([ROWS, M], tl.float32), tl.zeros([ROWS, M], tl.float32)
+    squares, square = tl.zeros([M, BLOCK // 8], tl.float32), tl.zeros([M, BLOCK // 8], tl.float32)
+    first = tl.program_id(1) * PART
+    for c0 in range(first, tl.minimum(first + PART, C), BLOCK):
+        c = c0 + tl.arange(0, BLOCK)
+        inside = live[:, None] & (c < C)[None, :]
+        at = row[:, None] * (4 * C) + c[None, :]
+        s = streams(X + at, inside, C, KEEP)
+        if F is not None:
+            f = tl.load(F + row[:, None] * C + c[None, :], inside, other=0.0).to(tl.float32)
+            n = updated(o, to0, to1, to2, to3, f, s, TYPE)
+            tl.store(new + at, n[0], inside, eviction_policy=KEEP)
+            tl.store(new + at + C, n[1], inside, eviction_policy=KEEP)
+            tl.store(new + at + 2 * C, n[2], inside, eviction_policy=KEEP)
+            tl.store(new + at + 3 * C, n[3], inside, eviction_policy=KEEP)
+            s = wide(n)
+        m0 = product(fn + c, s[0], m0, c < C, 4 * C, SPLIT, PACKED, DOT, PRECISION)
+        m1 = product(fn + C + c, s[1], m1, c < C, 4 * C, SPLIT, PACKED, DOT, PRECISION)
+        m2 = product(fn + 2 * C + c, s[2], m2, c < C, 4 * C, SPLIT, PACKED, DOT, PRECISION)
+        m3 = product(fn + 3 * C + c, s[3], m3, c < C, 4 * C, SPLIT, PACKED, DOT, PRECISION)
+        squares += summed(mixed(s, s))
+        if MIX:
+            y = narrow(mixed(p, s), TYPE)
+            tl.store(x + row[:, None] * C + c[None, :], y, inside, eviction_policy="evict_last")
+            y = y.to(tl.float32)
+            square += summed(y * y)
+    products, k = m0 + m1 + m2 + m3, tl.arange(0, 32)
+    if SPLIT:
+        products = tl.sum(products.reshape(4, 2, 8, M), 1).reshape(32, M)
+    to = parts + (tl.program_id(1).to(tl.int64) * T + row) * 32
+    tl.store(to[None, :] + k[:, None], products, (k < 24)[:, None] & live[None, :])
+    tl.store(to + 24, tl.sum(squares, 1), live)
+    square = tl.sum(square, 1)
+    tl.store(to + 25, square, live)
+    if SPLITS == 1:
+        tl.debug_barrier()  # what other threads of this program wrote is read from here on
+        if MIX:
+            r = tl.rsqrt(square / C + eps)
+            N: tl.constexpr = 4 * BLOCK
+            for back in tl.range(1, tl.cdiv(C, N) + 1, num_stages=3):  # what was written last is likeliest still in L2
+                normalise(x, norm, row, live, r, (tl.cdiv(C, N) - back) * N, C, N)
+        coefficients(to, row, live, base, scale, out_pre, out_post, out_comb, eps, hc_eps, C, ITERS)
+
+
+@triton.jit
+def normalise(x, norm, row, live, r, c0, C: tl.constexpr, N: tl.constexpr):
+    """N channels of y, at c0 of x, times r and the norm's weight."""
+    TYPE: tl.constexpr = x.dtype.element_ty
+    c = c0 + tl.arange(0, N)
+    at, inside = x + row[:, None] * C + c[None, :], live[:, None] & (c < C)[None, :]
+    w = tl.load(norm + c, c < C, other=0.0).to(tl.float32)
+    y = tl.load(at, inside, other=0.0).to(tl.float32) * r[:, None] * w[None, :]
+    tl.store(at, narrow(y, TYPE), inside)
+
+
+@triton.jit
+def finish(
+    parts, kept, x, norm, base, scale, out_pre, out_post, out_comb, T, eps, hc_eps,
+    C: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr,
+    MIX: tl.constexpr, ITERS: tl.constexpr,
+):  # fmt: skip
+    """The first program of a tile adds up the parts and makes coefficients; each of the others norms some channels."""
+    token = tl.program_id(0) * M + tl.arange(0, M)
+    live, row, part = token < T, token.to(tl.int64), tl.arange(0, PADDED)
+    of = (part[None, :].to(tl.int64) * T + row[:, None]) * 32
+    inside = live[:, None] & (part < SPLITS)[None, :]
+    if tl.program_id(1) == 0:
+        k = tl.arange(0, 32)
+        total = tl.sum(tl.load(parts + of[:, :, None] + k, inside[:, :, None] & (k < 24 + 2)[None, None], other=0.0), 1)
+        tl.store(kept + row[:, None] * 32 + k[None, :], total, live[:, None] & (k < 24 + 2)[None, :])
+        tl.debug_barrier()
+        coefficients(kept + row * 32, row, live, base, scale, out_pre, out_post, out_comb, eps, hc_eps, C, ITERS)
+    elif MIX:
+        r = tl.rsqrt(tl.sum(tl.load(parts + of + 25, inside, other=0.0), 1) / C + eps)
+        normalise(x, norm, row, live, r, (tl.program_id(1) - 1) * CHUNK, C, CHUNK)
+
+
+def specimen(tokens: int, dtype: torch.dtype = torch.bfloat16, **choices):
+    def made(*shape: int, kind: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=kind, device="meta")
+
+    C = 5120
+    into = Next(made(24, 4 * C), made(24), made(3), made(C, kind=dtype), 1e-20, 1e-6, 20)
+    X, F = made(tokens, 4, C, kind=dtype), made(tokens, C, kind=dtype)
+    return crossed(X, F, made(tokens, 4), made(tokens, 4), made(tokens, 4, 4), into, **choices)
+
+
+SPECIMENS = {
+    "seam T=4096": lambda: specimen(4096),
+    "seam T=128": lambda: specimen(128),
+    "seam T=128 float32": lambda: specimen(128, torch.float32),
+}

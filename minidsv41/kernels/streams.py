@@ -1,0 +1,61 @@
+"""Four streams inside a kernel: the same channels of each as a tuple, a token's coefficients as columns."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from minidsv41.kernels import launch as launching
+from minidsv41.kernels.sinkhorn import mixed
+
+INTERPRETED = tl.constexpr(launching.INTERPRETED)
+
+
+@triton.jit
+def narrow(x, TYPE: tl.constexpr):
+    """float32 -> TYPE, ties to even. Two at a time: `x.to` converts one by one, on a slow unit, or cuts bits off."""
+    if tl.float32 == TYPE:
+        y = x
+    elif INTERPRETED:
+        bits = x.to(tl.int32, bitcast=True)
+        y = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True).to(TYPE)
+    else:
+        y = tl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], tl.bfloat16, True, 2)
+    return y
+
+
+@triton.jit
+def four(at, live, STEP: tl.constexpr):
+    """Four coefficients of each token as columns [tokens, 1]."""
+    a, b = tl.load(at, live, other=0.0), tl.load(at + STEP, live, other=0.0)
+    c, d = tl.load(at + 2 * STEP, live, other=0.0), tl.load(at + 3 * STEP, live, other=0.0)
+    return a[:, None], b[:, None], c[:, None], d[:, None]
+
+
+@triton.jit
+def streams(at, inside, C: tl.constexpr, KEEP: tl.constexpr):
+    """The same channels of four streams as float32; KEEP: how long L2 is asked to keep them."""
+    a = tl.load(at, inside, other=0.0, eviction_policy=KEEP)
+    b = tl.load(at + C, inside, other=0.0, eviction_policy=KEEP)
+    c = tl.load(at + 2 * C, inside, other=0.0, eviction_policy=KEEP)
+    d = tl.load(at + 3 * C, inside, other=0.0, eviction_policy=KEEP)
+    return a.to(tl.float32), b.to(tl.float32), c.to(tl.float32), d.to(tl.float32)
+
+
+@triton.jit
+def summed(x):
+    """[tokens, N] -> [tokens, N / 8]: over what a thread holds of a row, so that threads need not meet yet."""
+    return tl.sum(x.reshape(x.shape[0], x.shape[1] // 8, 8), 2)
+
+
+@triton.jit
+def wide(x):
+    return x[0].to(tl.float32), x[1].to(tl.float32), x[2].to(tl.float32), x[3].to(tl.float32)
+
+
+@triton.jit
+def updated(o, to0, to1, to2, to3, f, s, TYPE: tl.constexpr):
+    """X' from X (s) and F (f): o is post, to_j[i] is comb[i, j]."""
+    a, b = narrow(o[0] * f + mixed(to0, s), TYPE), narrow(o[1] * f + mixed(to1, s), TYPE)
+    c, d = narrow(o[2] * f + mixed(to2, s), TYPE), narrow(o[3] * f + mixed(to3, s), TYPE)
+    return a, b, c, d
