@@ -13,7 +13,7 @@ JOBS ?= 2
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test check browser tour notebooks bench soak clean
+.PHONY: help lab test check browser tour notebooks bench gpu soak clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -64,6 +64,9 @@ bench: $(READY) ## Measure what the records of this machine hold, on a quiet mac
 	$(BIN)/minidsv41 bench prefetch
 	$(BIN)/minidsv41 bench machine
 	$(BIN)/minidsv41 bench flips
+
+gpu: $(READY) ## Look at this machine's GPU: the kernels' tests, errors at full size, one time an operation
+	$(BIN)/python -m scripts.gpu_check
 
 soak: $(READY) ## Half an hour of fault campaigns: store, hand-over, engine, replay; writes data/records/
 	$(BIN)/python -m scripts.soak
