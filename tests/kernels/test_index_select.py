@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 from minidsv41 import ops  # noqa: E402
 from minidsv41.formats import INDEX, MAIN  # noqa: E402
 from minidsv41.kernels import index_select as module  # noqa: E402
+from minidsv41.kernels.bench import index_select as bench  # noqa: E402
 from minidsv41.kernels.index_cut import Cut, Rowset, merge  # noqa: E402
 from minidsv41.kernels.index_select import Tile, index_select, select_tile, workspace  # noqa: E402
 from minidsv41.kernels.launch import Unsupported, recorded  # noqa: E402
@@ -249,3 +250,17 @@ def test_what_is_unsupported_is_refused(changed, message, generator, device):
             q, q[..., 0], keys, visible, changed.get("k", 24), changed.get("pool"), batch=batch, n=64,
             tile=changed.get("tile", SMALL),
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "shape", [dict(S=2, n=300, k=24), dict(S=1, length=3, n=100, blocks=12), dict(S=2, n=200, blocks=12, within=True)]
+)
+def test_what_is_measured_is_right_and_would_show_an_error(shape, device):
+    case = bench.case("tiny", 1.0, **(dict(heads=4, width=32, k=16) | shape))
+    contest = case.build(device, 0)
+    assert next(iter(contest.runs)) == "kernel" and case.bytes > 0 and case.flops > 0 and contest.workspace > 0
+    assert contest.error() < contest.tolerance
+    given = bench.inputs(bench.Shape(heads=4, width=32, **(dict(k=16) | shape)), device, 0)
+    scores = bench.exact_scores(given, 0, torch.arange(given.n, device=device))
+    worst = scores.topk(given.k, largest=False).indices
+    assert bench.wrong(scores, worst, given.k) > 0.5
