@@ -21,7 +21,6 @@ from minidsv41.kernels.attention_rows import (
     LOG2E,
     arguments,
     check,
-    columns,
     common,
     decoded,
     fetch,
@@ -31,7 +30,7 @@ from minidsv41.kernels.attention_rows import (
     places,
     specimen_rows,
 )
-from minidsv41.kernels.attention_split import Tile, attend, finish, tile_for
+from minidsv41.kernels.attention_split import Tile, attend, finish, load_heads, tile_for
 from minidsv41.kernels.launch import launch
 from minidsv41.ops.rows import Rows, Span
 
@@ -124,17 +123,24 @@ def attended(q, near, more, start, lowest, highest, m, once, SCALE: tl.constexpr
     """Outputs [heads, .], maximum and denominator of one query; m: its sink."""
     s = tl.dot(q, tl.trans(near), input_precision=PRECISION)
     t = tl.dot(q, tl.trans(more), input_precision=PRECISION)
-    # Branches that are always taken: without them both halves of the warps make all of a product that feeds another.
+    # Always once > 0 and highest >= 0. Without such branches, and with one condition for both, each half of the warps
+    # would make all of a product that feeds another one (the compiler's layout of chained products).
+    first, total = m, m
     if once > 0:
         s = masked(s, start, lowest, highest, SCALE)
-        t = masked(t, start + near.shape[0], lowest, highest, SCALE)
-    top = tl.maximum(m, tl.maximum(tl.max(s, 1), tl.max(t, 1)))
-    p, r = tl.exp2(s - top[:, None]), tl.exp2(t - top[:, None])
-    total = tl.exp2(m - top) + tl.sum(p, 1) + tl.sum(r, 1)
+        first = tl.maximum(m, tl.max(s, 1))
+        s = tl.exp2(s - first[:, None])
+        total = tl.exp2(m - first) + tl.sum(s, 1)
     acc = tl.zeros(q.shape, tl.float32)
+    if highest >= 0:
+        acc = tl.dot(s.to(near.dtype), near, input_precision=PRECISION)
+    top = first
     if once > 0:
-        acc = tl.dot(p.to(near.dtype), near, input_precision=PRECISION)
-    acc = tl.dot(r.to(near.dtype), more, acc, input_precision=PRECISION)
+        t = masked(t, start + near.shape[0], lowest, highest, SCALE)
+        top = tl.maximum(first, tl.max(t, 1))
+        t = tl.exp2(t - top[:, None])
+        total = total * tl.exp2(first - top) + tl.sum(t, 1)
+    acc = tl.dot(t.to(near.dtype), more, acc * tl.exp2(first - top)[:, None], input_precision=PRECISION)
     return acc, top, total
 
 
@@ -151,33 +157,32 @@ def runs(
     seqs, lasts = tl.load(seq + place, place < T, other=-1), tl.load(last + place, place < T, other=-1)
     firsts = tl.load(first + place, place < T, other=0)
     head0 = tl.program_id(1) * HEADS
-    head, column, once = head0 + tl.arange(0, HEADS), columns(HALF), tl.minimum(H - head0, 1)
-    inside = (head < H)[:, None] if D == 2 * HALF else (head < H)[:, None] & (column < D)[None, :]
+    head, once = head0 + tl.arange(0, HEADS), tl.minimum(H - head0, 1)
     m = tl.load(sink + head, head < H, other=0.0).to(tl.float32) * LOG2E
-    while at < end:
-        s, newest = tl.load(seq + at), tl.load(last + at)
-        start = tl.maximum(newest - (W - 1), 0)
-        fits = (seqs == s) & (lasts >= newest) & (lasts < start + NEAR + MORE)
-        stop = tl.min(tl.where((place > at) & (fits == 0), place, end), 0)
-        own = (place >= at) & (place < stop)
-        lowest, highest = tl.min(tl.where(own, firsts, newest), 0), tl.max(tl.where(own, lasts, 0), 0)
-        near = keys_from(
-            window_data, window_scales, window_table, window_pages, window_page, s, start, lowest, highest, NEAR,
-            D, HALF, WINDOW_FORMAT, DOT, FP8, PACKED,
-        )  # fmt: skip
-        more = keys_from(
-            window_data, window_scales, window_table, window_pages, window_page, s, start + NEAR, lowest, highest,
-            MORE, D, HALF, WINDOW_FORMAT, DOT, FP8, PACKED,
-        )  # fmt: skip
-        for t in tl.range(at, stop, num_stages=1, disable_licm=True):
-            token, newest = tl.cast(t, tl.int64), tl.load(last + t)
-            lowest = tl.maximum(tl.load(first + t), newest - (W - 1))
-            here = token * H * D + head[:, None] * D + column[None, :]
-            queries = tl.load(q + here, inside, other=0.0).to(DOT)
-            acc, top, total = attended(queries, near, more, start, lowest, newest, m, once, D**-0.5, PRECISION)
-            tl.store(lse + token * H + head, (top + tl.log2(total)) / LOG2E, head < H)
-            finish(out, acc / total[:, None], head, token, cos, sin, H, D, HALF, PAIRS)
-        at = stop
+    for _ in tl.range(0, QUERIES, num_stages=1, disable_licm=True):
+        if at < end:  # a run: usually there is only one
+            s, newest = tl.load(seq + at), tl.load(last + at)
+            start = tl.maximum(newest - (W - 1), 0)
+            fits = (seqs == s) & (lasts >= newest) & (lasts < start + NEAR + MORE)
+            stop = tl.min(tl.where((place > at) & (fits == 0), place, end), 0)
+            own = (place >= at) & (place < stop)
+            lowest, highest = tl.min(tl.where(own, firsts, newest), 0), tl.max(tl.where(own, lasts, 0), 0)
+            near = keys_from(
+                window_data, window_scales, window_table, window_pages, window_page, s, start, lowest, highest, NEAR,
+                D, HALF, WINDOW_FORMAT, DOT, FP8, PACKED,
+            )  # fmt: skip
+            more = keys_from(
+                window_data, window_scales, window_table, window_pages, window_page, s, start + NEAR, lowest, highest,
+                MORE, D, HALF, WINDOW_FORMAT, DOT, FP8, PACKED,
+            )  # fmt: skip
+            for t in tl.range(at, stop, num_stages=1, disable_licm=True):
+                token, newest = tl.cast(t, tl.int64), tl.load(last + t)
+                lowest = tl.maximum(tl.load(first + t), newest - (W - 1))
+                queries = load_heads(q, token, head, H, D, HALF).to(DOT)
+                acc, top, total = attended(queries, near, more, start, lowest, newest, m, once, D**-0.5, PRECISION)
+                tl.store(lse + token * H + head, (top + tl.log2(total)) / LOG2E, head < H)
+                finish(out, acc / total[:, None], head, token, cos, sin, H, D, HALF, PAIRS)
+            at = stop
 
 
 def specimen(tokens: int, sequences: int):

@@ -12,7 +12,7 @@ from minidsv41.model.rope import Rotation, rotate
 from minidsv41.ops import Batch, Rows, Span
 from minidsv41.ops.attention import gather
 
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 6e-3}  # ||error|| / ||exact||; bfloat16 keeps 8 bits, 4e-3 at most
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3}  # ||error|| / ||exact||; the interpreter cuts bfloat16 off
 
 
 class Problem:
