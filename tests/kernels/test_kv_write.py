@@ -87,7 +87,7 @@ def test_codes_and_scales_are_those_of_float64_where_no_rounding_is_open(fmt, D,
     kept = index >= 0
     at = into.locate(seq[kept], index[kept])
     codes, scales, sure = expected(*(t[kept] for t in (x,)), norm, cos[kept], sin[kept], fmt)
-    assert sure.double().mean() > 0.95
+    assert sure.double().mean() > 0.9
     assert torch.equal(into.scales[at][sure], scales[sure])
     stored, wanted = (t.unflatten(1, (-1, fmt.group * fmt.values.bits // 8)) for t in (into.data[at], codes))
     assert torch.equal(stored[sure], wanted[sure])
