@@ -87,7 +87,7 @@ def attention_backward(
         by_query,
         (tokens, triton.cdiv(heads, tile.heads)),
         **dict(q=q, grad=grad, lse=lse, delta=delta, rows=rows, ends=ends, d_q=d_q, H=heads, D=width),
-        **dict(window=window.data, entries=None if topk is None else entries.data, d_entries=d_entries),
+        **dict(window=window.data, entries=entries.data if rows.shape[1] > slots else None, d_entries=d_entries),
         **dict(slots=slots, width=rows.shape[1], N=tile.keys, HEADS=tile.heads, DIMS=padded(width)),
         **dict(SCALE=width**-0.5, DOT=dot_type(q.dtype), PRECISION=precision(q.dtype)),
         num_warps=tile.warps,

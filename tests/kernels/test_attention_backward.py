@@ -155,6 +155,21 @@ def test_one_entry_that_all_queries_choose(device):
     assert_same(problem)
 
 
+@pytest.mark.parametrize("nothing", ["no entry", "no choice", "no topk"])
+def test_what_is_not_chosen_from_has_gradient_zero(nothing, device):
+    problem = Problem([5], k=2, device=device)
+    if nothing == "no entry":
+        problem.topk[:] = -1
+        problem.entries = replace(problem.entries, data=problem.entries.data[:0])
+    else:
+        problem.topk = problem.topk[:, :0] if nothing == "no choice" else None
+    found = problem.kernel()
+    assert not found.entries.any()
+    problem.entries = problem.topk = None
+    for mine, exact in zip((found.q, found.window, found.sink), problem.autograd(), strict=True):
+        torch.testing.assert_close(mine.double(), exact, rtol=1e-4, atol=1e-5)
+
+
 def test_a_query_without_keys_has_no_gradient(device):
     problem = Problem([6], k=4, device=device)
     problem.span.first[2] = problem.span.last[2] + 1
