@@ -49,12 +49,17 @@ class Tile(NamedTuple):
 PROGRAMS = 128  # fewer queries than this are split over programs
 
 
-def tile_for(tokens: int, heads: int, keys: int, dtype: torch.dtype, card: int = 9) -> Tile:
-    """As many parts of a query as fill the card, none smaller than a tile; small tiles where shared memory is small."""
+def tile_for(
+    tokens: int, heads: int, keys: int, dtype: torch.dtype, *, packed: bool = True, card: int = 9
+) -> Tile:  # fmt: skip
+    """As many parts of a query as fill the card, none smaller than a tile; what fits shared memory.
+
+    Five stages keep two tiles of codes in flight; two of plain values would be too large.
+    """
     if dtype == torch.float32:
-        tile = Tile(16, 16, warps=4, stages=1)
+        tile = Tile(16, 16, warps=8, stages=1)
     elif card in LARGE and heads > 32:
-        tile = Tile(64, 64)
+        tile = Tile(64, 64, stages=5 if packed else 4)
     else:
         tile = Tile(min(32, max(16, triton.next_power_of_2(heads))), 32, warps=8 if heads > 16 else 4, stages=1)
     programs = max(1, tokens * triton.cdiv(heads, tile.heads))

@@ -41,7 +41,10 @@ def sparse_attention(
         return window_attention(q, window, sink, span, with_lse=with_lse, rotation=rotation)
     check(q, sink, span, rotation, window=window, entries=entries)
     require(topk.dim() == 2 and len(topk) == len(q), f"topk.shape = {tuple(topk.shape)}: allowed is [{len(q)}, k]")
-    tile = tile or tile_for(len(q), q.shape[1], span.width + topk.shape[1], q.dtype, generation(q.device))
+    if tile is None:
+        packed = None not in (window.format, entries.format)
+        keys = span.width + topk.shape[1]
+        tile = tile_for(len(q), q.shape[1], keys, q.dtype, packed=packed, card=generation(q.device))
     out, lse = attend(q.contiguous(), window, entries, topk.contiguous(), sink, span, rotation, tile)
     return (out, lse) if with_lse else out
 

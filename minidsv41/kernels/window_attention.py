@@ -76,7 +76,8 @@ def window_attention(
     if isinstance(tile, RunTile):
         out, lse = by_run(q, window, sink, span, rotation, tile)
     else:
-        tile = tile or tile_for(tokens, heads, span.width, q.dtype, card)
+        packed = window.format is not None
+        tile = tile or tile_for(tokens, heads, span.width, q.dtype, packed=packed, card=card)
         out, lse = attend(q, window, None, None, sink, span, rotation, tile)
     return (out, lse) if with_lse else out
 

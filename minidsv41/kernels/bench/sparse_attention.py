@@ -50,22 +50,21 @@ class Inputs:
 def stored(rows: int, sequences: int, width: int, fmt: Format, g: torch.Generator) -> Rows:
     """Random records of `rows` rows a sequence in pages out of order: no NaN, scales of a few binades."""
     pages, device = -(-rows // PAGE) * sequences, g.device
-    codes = torch.randint(0, 256, (pages * PAGE, fmt.row_bytes(width) - width // fmt.group), generator=g, device=device)
-    codes = codes.to(torch.uint8)
+    made = partial(torch.randint, generator=g, device=device, dtype=torch.uint8)
+    codes = made(0, 256, (pages * PAGE, fmt.row_bytes(width) - width // fmt.group))
     codes = codes & 0xBF if fmt is WINDOW else codes  # below 2
     low, high = (0x28, 0x38) if fmt is MAIN else (125, 130)
-    scales = torch.randint(low, high, (pages * PAGE, width // fmt.group), generator=g, device=device).to(torch.uint8)
+    scales = made(low, high, (pages * PAGE, width // fmt.group))
     table = torch.randperm(pages, generator=g, device=device).reshape(sequences, -1)
     return Rows(codes, table, PAGE, scales, fmt, torch.bfloat16)
 
 
 def inputs(T: int, S: int, L: int, H: int, D: int, W: int, k: int, device: torch.device, seed: int) -> Inputs:
-    """The last T / S tokens of S sequences, with L entries each (L window rows where k = 0)."""
+    """T / S neighbouring tokens of each of S sequences, which have L entries."""
     g = torch.Generator(device).manual_seed(seed)
     each = T // S
     seq = torch.arange(S, device=device).repeat_interleave(each)
-    ends = max(L, each, W)
-    last = ends - each + torch.arange(T, device=device) % each
+    last = W + torch.arange(T, device=device) % each
     span = Span(seq, (last - W + 1).clamp(min=0), last, W)
     topk, entries = None, None
     if k:
@@ -75,7 +74,7 @@ def inputs(T: int, S: int, L: int, H: int, D: int, W: int, k: int, device: torch
         entries = stored(L, S, D, MAIN, g)
     q = torch.randn(T, H, D, generator=g, device=device, dtype=torch.float32).bfloat16()
     sink = torch.randn(H, generator=g, device=device)
-    return Inputs(q, stored(ends, S, D, WINDOW, g), entries, topk, sink, span)
+    return Inputs(q, stored(W + each, S, D, WINDOW, g), entries, topk, sink, span)
 
 
 def at_once(attend: Callable, x: Inputs) -> Tensor:
