@@ -212,7 +212,9 @@ def test_differences() -> None:
 def test_one_case_alone_and_what_ran_in_it() -> None:
     found = CliRunner().invoke(app, ["parity", str(GOLDEN), "--case", "imagemask noqat"])
     assert found.exit_code == 0 and "prefill" not in found.output
-    assert "ran: index_select 6 plain; seam 32 plain; sparse_attention 16 plain" in found.output  # both precisions
+    assert (
+        "ran: engram_gate 4 plain; index_select 6 plain; seam 32 plain; sparse_attention 16 plain" in found.output
+    )  # both precisions
     with pytest.raises(ParityError, match="can be compared and is a case of 'nothing'"):
         parity(GOLDEN, only="nothing")
 
