@@ -3,7 +3,7 @@
 A packed key is D / 8 words of eight 4-bit codes. Plane j of a word is its codes j and j + 4: they come out of one
 register side by side, ready to be multiplied, and no code has to change its place. The queries' columns are put in the
 order of the planes once instead. Key scales are powers of two, exact in bfloat16; 2**LIFT is taken out of them so that
-they fit, and must be given back to the head weights. Codes times scales are exact from 2**-101 to 2**34.
+they fit, and must be given back to the head weights. Scales from 2**-100 to 2**33 are exact; larger ones overflow.
 """
 
 from __future__ import annotations
@@ -60,6 +60,12 @@ def plane(low, high, factor, DOT: tl.constexpr):
 
 
 @triton.jit
+def planes_factor(scale):
+    """UE8M0 codes -> what PLANES multiplies by: 2**(126 - LIFT) times the scale, as two bfloat16 in an int32."""
+    return (tl.minimum(scale.to(tl.int32) + (126 - LIFT), 255) << 7) * 0x10001
+
+
+@triton.jit
 def side_by_side(low, high):
     return tl.join(low, high).reshape(low.shape[0], 2 * low.shape[1])
 
@@ -78,7 +84,7 @@ def packed_planes(words, scales, rows, D: tl.constexpr, DOT: tl.constexpr, ASM: 
         scale = tl.load(scales + scale_where, (group < D // 32)[None, :], other=127)
     x = x.reshape(N, W // 4, 4).permute(0, 2, 1).reshape(N, W)  # a thread's words are then neighbours, of one scale
     if ASM:
-        factor = (tl.maximum(scale.to(tl.int32) - 1 - LIFT, 0) << 7) * 0x10001
+        factor = planes_factor(scale)
         factor = tl.broadcast_to(factor[:, None, :], (N, 4, W // 4)).reshape(N, W)
         a0, a4, a1, a5, a2, a6, a3, a7 = tl.inline_asm_elementwise(
             PLANES, "=h,=h,=h,=h,=h,=h,=h,=h,r,r", [x, factor], dtype=(tl.bfloat16,) * 8, is_pure=True, pack=1

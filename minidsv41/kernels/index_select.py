@@ -107,8 +107,8 @@ def check(q: Tensor, keys: Rows, pool: Pool | PoolSize | None, tile: Tile, k: in
         require(width % 32 == 0, f"width {width}: allowed are multiples of 32, with packed keys")
     require(width <= 256, f"width {width}: allowed are 1 to 256")
     require(tile.rows == 1 or not isinstance(pool, Pool), f"tile of {tile.rows} rows: within pools, rows go one by one")
-    room = tile.capacity - tile.segment
-    require(room >= k and tile.segment >= tile.keys, f"segment {tile.segment}: allowed are {tile.keys} to capacity - k")
+    fits = tile.capacity - tile.segment >= k and tile.segment > 0 and tile.segment % tile.keys == 0
+    require(fits, f"segment {tile.segment}: allowed are multiples of {tile.keys}, up to capacity - k")
     if pool:
         powers = [2**i for i in range(tile.keys.bit_length())]
         require(pool.size in powers, f"pool blocks of {pool.size} entries: allowed are {powers}")
@@ -134,6 +134,7 @@ def index_select(
     longest = max(batch.lengths, default=0)
     tile = tile or select_tile(longest, k, q.dtype, packed=keys.format is not None, pool=isinstance(pool, Pool))
     check(q, keys, pool, tile, k)
+    visible = visible.contiguous()
     topk = torch.empty(len(q), k, dtype=torch.int64, device=q.device)
     built, limit, blocks = pool, n, None
     if isinstance(pool, Pool):
@@ -150,7 +151,16 @@ def index_select(
             candidates, maxima = score(q, w, keys, visible, k, pool, rowset, p.parts, n, tile)
             merge(*candidates, topk, rowset, run=k, cut=tile.cut)
             if size:
-                merge(maxima, None, blocks, rowset, run=maxima.shape[2], cut=tile.cut, visible=visible, size=size.size)
+                merge(
+                    maxima,
+                    None,
+                    blocks,
+                    rowset,
+                    run=maxima.shape[2],
+                    cut=tile.cut,
+                    visible=visible,
+                    size=size.size,
+                )
     return topk, built
 
 

@@ -9,13 +9,17 @@ import torch
 
 pytest.importorskip("triton")
 
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+
 from minidsv41 import ops  # noqa: E402
-from minidsv41.formats import INDEX, MAIN  # noqa: E402
+from minidsv41.formats import E2M1, INDEX, MAIN  # noqa: E402
+from minidsv41.kernels import index_keys  # noqa: E402
 from minidsv41.kernels import index_select as module  # noqa: E402
 from minidsv41.kernels.bench import index_select as bench  # noqa: E402
 from minidsv41.kernels.index_cut import Cut, Rowset, merge  # noqa: E402
 from minidsv41.kernels.index_select import Tile, index_select, select_tile, workspace  # noqa: E402
-from minidsv41.kernels.launch import Unsupported, recorded  # noqa: E402
+from minidsv41.kernels.launch import Unsupported, launch, recorded  # noqa: E402
 from minidsv41.ops import Batch, Pool, PoolSize, Rows  # noqa: E402
 from minidsv41.ops.select import lowest_topk  # noqa: E402
 
@@ -78,6 +82,59 @@ def problem(generator, device, lengths, n, heads, width, **kwargs):
     keys = stored(generator, device, len(lengths), n, width, **kwargs)
     dtype = kwargs.get("dtype", torch.float32)
     return q.to(dtype), w.to(dtype), keys, visible.to(device), ragged(lengths, device)
+
+
+def halves(x):
+    """int64 of 32 bits -> its two bfloat16, the low one first."""
+    parts = torch.stack([x & 0xFFFF, x >> 16], -1) << 16
+    return parts.to(torch.int32).view(torch.float32)
+
+
+def assembled(text, given):
+    """Run assembly of a few instructions on int64 tensors of 32 bits -> what it moves out, pair by pair."""
+    held, out = dict(given), []
+
+    def value(name):
+        return held[name] if name in held else int(name, 0)
+
+    for line in text.replace("{\n", "").splitlines():
+        operation, *names = line.replace(",", " ").replace(";", " ").split()
+        if operation == "mov.b32" and names[0].startswith("{"):
+            out.append(halves(held[names[-1]]))
+        elif operation == "mov.b32":
+            held[names[0]] = torch.full_like(given["$8"], value(names[1]))
+        elif operation.startswith(("and", "shr", "mul")):
+            a, b = value(names[1]), value(names[2])
+            held[names[0]] = {"and": a & b, "shr": a >> b, "mul": (a * b) & 0xFFFFFFFF}[operation[:3]]
+        elif operation.startswith("fma"):
+            product = halves(value(names[1])) * halves(value(names[2])) + halves(value(names[3]))
+            assert torch.equal(product, product.bfloat16().float())
+            bits = product.view(torch.int32).to(torch.int64) >> 16 & 0xFFFF
+            held[names[0]] = bits[..., 0] | bits[..., 1] << 16
+        else:
+            assert operation in (".reg", "}"), operation
+    return out
+
+
+@triton.jit
+def factor_kernel(codes, out, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(out + at, index_keys.planes_factor(tl.load(codes + at)))
+
+
+@pytest.mark.parametrize("scale", [27, 60, 126, 127, 128, 160])
+def test_the_assembly_decodes_as_formats_do(scale, generator, device):
+    codes = torch.randint(0, 256, (512, 4), generator=generator, dtype=torch.uint8)
+    scales = torch.full((16,), scale, dtype=torch.uint8, device=device)
+    factor = torch.zeros(16, dtype=torch.int32, device=device)
+    launch(factor_kernel, (1,), codes=scales, out=factor, N=16)
+    words = codes.view(torch.int32).flatten().to(torch.int64) & 0xFFFFFFFF
+    given = {"$8": words, "$9": torch.full_like(words, factor[0].item())}
+    planes = assembled(index_keys.PLANES.value, given)
+    want = E2M1.decode(E2M1.unpack(codes), torch.float64) * 2.0 ** (scale - 127 - index_keys.LIFT.value)
+    for j, plane in enumerate(planes):  # codes j and j + 4 of every word
+        assert torch.equal(plane.double(), want[:, [j, j + 4]])
+    assert len(planes) == 4
 
 
 @pytest.mark.parametrize(("n", "k"), [(400, 40), (100, 40), (5, 8), (333, 64)])
