@@ -20,10 +20,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minidsv41.kernels.coefficients import coefficients, finish
 from minidsv41.kernels.launch import dot_type, launch, require
+from minidsv41.kernels.predictor import pack, product
 from minidsv41.kernels.seam_backward import seam_backward
-from minidsv41.kernels.sinkhorn import coefficients, mixed
-from minidsv41.kernels.streams import four, narrow, streams, summed, updated, wide
+from minidsv41.kernels.sinkhorn import mixed
+from minidsv41.kernels.streams import four, narrow, normalise, streams, summed, updated, wide
 from minidsv41.ops.seam import Next
 
 KEPT = 32  # float32 numbers kept of each token: 24 products, sum of squares of X', sum of squares of y
@@ -163,53 +165,6 @@ def crossed(X, F, pre, post, comb, into: Next, *, tile: Tile | None = None, mix:
     return Crossed(new, x, *out.values(), kept)
 
 
-def pack(fn: Tensor) -> Tensor:
-    """Predictor weights [24, 4C] float32 -> [48, 4C] bfloat16, the rows that a product takes."""
-    packed = fn.new_empty(48, fn.shape[1], dtype=torch.bfloat16)
-    grid = (triton.cdiv(fn.shape[1], 128),)
-    launch(pack_weights, grid, fn=fn, packed=packed, WIDE=fn.shape[1], N=128)
-    return packed
-
-
-@triton.jit
-def weights(at, inside, WIDE: tl.constexpr, SPLIT: tl.constexpr, PACKED: tl.constexpr):
-    """Rows of the product for some columns of the predictor (at: where they begin).
-
-    SPLIT: 64 rows, of which row 16 i + r and row 16 i + 8 + r are high and low part of weight 8 i + r: a matrix unit
-    leaves both results in one thread. Else 32 rows of float32. Weights end at 24.
-    """
-    row = tl.arange(0, 64 if SPLIT else 32)
-    k = row // 16 * 8 + row % 8 if SPLIT else row
-    inside = (k < 24)[:, None] & inside[None, :]
-    if PACKED:
-        w = tl.load(at[None, :] + row[:, None] * WIDE, inside, other=0.0)
-    else:
-        w = tl.load(at[None, :] + k[:, None] * WIDE, inside, other=0.0)
-        if SPLIT:
-            high = narrow(w, tl.bfloat16)
-            w = tl.where((row // 8 % 2 == 0)[:, None], high, narrow(w - high.to(tl.float32), tl.bfloat16))
-    return w
-
-
-@triton.jit
-def product(
-    at, s, total, inside, WIDE: tl.constexpr, SPLIT: tl.constexpr, PACKED: tl.constexpr, DOT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Add to total [rows, tokens]: predictor weights times the channels s [tokens, N] of one stream."""
-    w = weights(at, inside, WIDE, SPLIT, PACKED).to(DOT)
-    return tl.dot(w, s.to(DOT).T, total, input_precision=PRECISION)
-
-
-@triton.jit
-def pack_weights(fn, packed, WIDE: tl.constexpr, N: tl.constexpr):
-    column = tl.program_id(0) * N + tl.arange(0, N)
-    row = tl.arange(0, 64)
-    w = weights(fn + column, column < WIDE, WIDE, True, False)
-    to = packed + row[:, None] * WIDE + column[None, :]
-    tl.store(to, w.to(tl.bfloat16), (row < 48)[:, None] & (column < WIDE)[None, :])
-
-
 @triton.jit
 def cross(
     X, F, pre, post, comb, fn, new, parts, x, norm, base, scale, out_pre, out_post, out_comb, T, eps, hc_eps,
@@ -270,39 +225,6 @@ def cross(
             for back in tl.range(1, tl.cdiv(C, N) + 1, num_stages=3):  # what was written last is likeliest still in L2
                 normalise(x, norm, row, live, r, (tl.cdiv(C, N) - back) * N, C, N)
         coefficients(to, row, live, base, scale, out_pre, out_post, out_comb, eps, hc_eps, C, ITERS)
-
-
-@triton.jit
-def normalise(x, norm, row, live, r, c0, C: tl.constexpr, N: tl.constexpr):
-    """N channels of y, at c0 of x, times r and the norm's weight."""
-    TYPE: tl.constexpr = x.dtype.element_ty
-    c = c0 + tl.arange(0, N)
-    at, inside = x + row[:, None] * C + c[None, :], live[:, None] & (c < C)[None, :]
-    w = tl.load(norm + c, c < C, other=0.0).to(tl.float32)
-    y = tl.load(at, inside, other=0.0).to(tl.float32) * r[:, None] * w[None, :]
-    tl.store(at, narrow(y, TYPE), inside)
-
-
-@triton.jit
-def finish(
-    parts, kept, x, norm, base, scale, out_pre, out_post, out_comb, T, eps, hc_eps,
-    C: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr,
-    MIX: tl.constexpr, ITERS: tl.constexpr,
-):  # fmt: skip
-    """The first program of a tile adds up the parts and makes coefficients; each of the others norms some channels."""
-    token = tl.program_id(0) * M + tl.arange(0, M)
-    live, row, part = token < T, token.to(tl.int64), tl.arange(0, PADDED)
-    of = (part[None, :].to(tl.int64) * T + row[:, None]) * 32
-    inside = live[:, None] & (part < SPLITS)[None, :]
-    if tl.program_id(1) == 0:
-        k = tl.arange(0, 32)
-        total = tl.sum(tl.load(parts + of[:, :, None] + k, inside[:, :, None] & (k < 24 + 2)[None, None], other=0.0), 1)
-        tl.store(kept + row[:, None] * 32 + k[None, :], total, live[:, None] & (k < 24 + 2)[None, :])
-        tl.debug_barrier()
-        coefficients(kept + row * 32, row, live, base, scale, out_pre, out_post, out_comb, eps, hc_eps, C, ITERS)
-    elif MIX:
-        r = tl.rsqrt(tl.sum(tl.load(parts + of + 25, inside, other=0.0), 1) / C + eps)
-        normalise(x, norm, row, live, r, (tl.program_id(1) - 1) * CHUNK, C, CHUNK)
 
 
 def specimen(tokens: int, dtype: torch.dtype = torch.bfloat16, **choices):

@@ -20,22 +20,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minidsv41.kernels.launch import dot_type, launch
-from minidsv41.kernels.sinkhorn import (
-    by,
-    load_four,
-    logits,
-    mixed,
-    normed,
-    over_softmax,
-    plus,
-    raised,
-    shares,
-    sigmoid,
-    sinkhorn_backward,
-    store_four,
-    times,
-)
+from minidsv41.kernels.coefficients import coefficient_gradients, store_four
+from minidsv41.kernels.launch import launch
+from minidsv41.kernels.predictor import of_predictor, weight_gradients
+from minidsv41.kernels.sinkhorn import by, mixed, plus
 from minidsv41.kernels.streams import four, narrow, streams, summed, updated, wide
 from minidsv41.ops.seam import Next
 
@@ -95,7 +83,7 @@ def seam_backward(
     tokens, _, width = new.shape
     tile = tile or tile_for(tokens, new.dtype)
     empty = dict(dtype=torch.float32, device=new.device)
-    given, sums, packed = coefficient_gradients(d_x, d_pre, d_post, d_comb, into, x, kept, tile)
+    given, sums, packed = coefficient_gradients(d_x, d_pre, d_post, d_comb, into, x, kept, tile.dots)
     X, F, pre, post, comb = inputs
     tiles = triton.cdiv(tokens, tile.tokens)
     parts = torch.empty(tiles, width, **empty)
@@ -112,126 +100,9 @@ def seam_backward(
     )
     base, per_product = sums.sum(0)
     scale = torch.stack([per_product[:4].sum(), per_product[4:8].sum(), per_product[8:].sum()])
-    d_fn = weight_gradients(given if packed is None else packed, new, tile)
+    whose = given if packed is None else packed
+    d_fn = weight_gradients(whose, new, groups=tile.groups, columns=tile.columns, depth=tile.depth)
     return Gradients(*out, d_fn, base, scale, parts.sum(0).to(into.norm.dtype))
-
-
-def coefficient_gradients(
-    d_x, d_pre, d_post, d_comb, into: Next, x, kept, tile
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Of each token [T, 32]: gradients of 24 products before their norm, then three numbers for `streams_backward`;
-    sums over tokens [tiles, 2, 24] for base and scale; in bf16 also the gradients in two parts [T, 48]."""
-    tokens, width = x.shape
-    empty = dict(dtype=torch.float32, device=x.device)
-    given = torch.empty(tokens, 32, **empty)
-    sums = torch.empty(triton.cdiv(tokens, 32), 2, 24, **empty)
-    packed = None if x.dtype == torch.float32 else x.new_empty(tokens, 48)
-    launch(
-        row_products,
-        (triton.cdiv(tokens, tile.dots),),
-        **dict(x=x, d_x=d_x, kept=kept, given=given, T=tokens, eps=into.eps, C=width, M=tile.dots),
-        N=min(1024, triton.next_power_of_2(width)),
-        num_warps=4,
-    )
-    launch(
-        coefficients_backward,
-        (triton.cdiv(tokens, 32),),
-        **dict(kept=kept, base=into.base, scale=into.scale, d_pre=d_pre, d_post=d_post, d_comb=d_comb, given=given),
-        **dict(
-            packed=packed,
-            sums=sums,
-            steps=torch.empty(into.iters, 8, tokens, **empty),
-            T=tokens,
-            eps=into.eps,
-            hc_eps=into.hc_eps,
-            C=width,
-            M=32,
-            ITERS=into.iters,
-        ),
-        num_warps=1,
-    )
-    return given, sums, packed
-
-
-def weight_gradients(given: Tensor, new: Tensor, tile: Tile) -> Tensor:
-    """[24, 4C]: sums over tokens of a product's gradient times X'."""
-    tokens, _, width = new.shape
-    parts = torch.empty(tile.groups, 24, 4 * width, dtype=torch.float32, device=new.device)
-    launch(
-        weights_backward,
-        (triton.cdiv(4 * width, tile.columns), tile.groups),
-        **dict(given=given, new=new, parts=parts, T=tokens, WIDE=4 * width, N=tile.columns, M=tile.depth),
-        **dict(GROUPS=tile.groups, DOT=dot_type(new.dtype), SPLIT=new.dtype != torch.float32),
-        num_warps=4,
-        num_stages=1 if new.dtype == torch.float32 else 4,
-    )
-    return parts.sum(0)
-
-
-@triton.jit
-def row_products(x, d_x, kept, given, T, eps, C: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
-    token = tl.program_id(0) * M + tl.arange(0, M)
-    live, row = token < T, token.to(tl.int64)
-    total = tl.zeros([M, N], tl.float32)
-    for c0 in range(0, C, N):
-        c = c0 + tl.arange(0, N)
-        at, inside = row[:, None] * C + c[None, :], live[:, None] & (c < C)[None, :]
-        total += tl.load(x + at, inside, other=0.0).to(tl.float32) * tl.load(d_x + at, inside, other=0.0).to(tl.float32)
-    r = tl.rsqrt(tl.load(kept + row * 32 + 25, live, other=1.0) / C + eps)
-    tl.store(given + row * 32 + 25, tl.sum(total, 1) * r * r / C, live)
-    tl.store(given + row * 32 + 26, r, live)
-
-
-@triton.jit
-def group(grad, m, r, scale, given, packed, sums, live, FIRST: tl.constexpr, GROUP: tl.constexpr):
-    """Store what follows from the gradients of four logits; returns the sum of products times their gradients."""
-    d_m = by(grad, tl.load(scale + GROUP))
-    d = by(d_m, r)
-    store_four(given + FIRST, d, live)
-    if packed is not None:
-        to = packed + FIRST // 8 * 16 + FIRST % 8
-        high = d[0].to(tl.bfloat16), d[1].to(tl.bfloat16), d[2].to(tl.bfloat16), d[3].to(tl.bfloat16)
-        store_four(to, high, live)
-        low = plus(d, by(wide(high), -1.0))
-        store_four(
-            to + 8,
-            (low[0].to(tl.bfloat16), low[1].to(tl.bfloat16), low[2].to(tl.bfloat16), low[3].to(tl.bfloat16)),
-            live,
-        )
-    for i in tl.static_range(4):
-        tl.store(sums + FIRST + i, tl.sum(grad[i], 0))
-        tl.store(sums + 24 + FIRST + i, tl.sum(grad[i] * m[i], 0))
-    return mixed(d_m, m)
-
-
-@triton.jit
-def coefficients_backward(
-    kept, base, scale, d_pre, d_post, d_comb, given, packed, sums, steps, T, eps, hc_eps,
-    C: tl.constexpr, M: tl.constexpr, ITERS: tl.constexpr,
-):  # fmt: skip
-    token = tl.program_id(0) * M + tl.arange(0, M)
-    live, row = token < T, token.to(tl.int64)
-    kept, given, sums = kept + row * 32, given + row * 32, sums + tl.program_id(0) * 48
-    if packed is not None:
-        packed += row * 48
-    r = tl.rsqrt(tl.load(kept + 24, live, other=1.0) / (4 * C) + eps)
-    m = normed(kept, r, live)
-    P, g = shares(m, base, scale), d_comb + row * 16
-    grad = load_four(g, live), load_four(g + 4, live), load_four(g + 8, live), load_four(g + 12, live)
-    d = sinkhorn_backward(grad, raised(P, hc_eps), steps + row, T, live, hc_eps, ITERS)
-    total = group(over_softmax(d[0], P[0]), m[0], r, scale, given, packed, sums, live, 8, 2)
-    total += group(over_softmax(d[1], P[1]), m[1], r, scale, given, packed, sums, live, 12, 2)
-    total += group(over_softmax(d[2], P[2]), m[2], r, scale, given, packed, sums, live, 16, 2)
-    total += group(over_softmax(d[3], P[3]), m[3], r, scale, given, packed, sums, live, 20, 2)
-    m = by(load_four(kept, live), r)
-    s = sigmoid(logits(m, base, scale, 0, 0))
-    slope = plus(s, by(times(s, s), -1.0))
-    total += group(times(load_four(d_pre + row * 4, live), slope), m, r, scale, given, packed, sums, live, 0, 0)
-    m = by(load_four(kept + 4, live), r)
-    s = sigmoid(logits(m, base, scale, 4, 1))
-    slope = by(plus(s, by(times(s, s), -1.0)), 2.0)
-    total += group(times(load_four(d_post + row * 4, live), slope), m, r, scale, given, packed, sums, live, 4, 1)
-    tl.store(given + 24, -total * r * r / (4 * C), live)
 
 
 @triton.jit
@@ -252,23 +123,6 @@ def store_streams(to, x, inside, C: tl.constexpr):
     tl.store(to + C, narrow(x[1], TYPE), inside)
     tl.store(to + 2 * C, narrow(x[2], TYPE), inside)
     tl.store(to + 3 * C, narrow(x[3], TYPE), inside)
-
-
-@triton.jit
-def of_predictor(d, fn, c0, C: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
-    """What the predictor adds to the gradient of BLOCK channels of four streams: d [tokens, 32] times its weights.
-
-    One product for all four, taken apart along registers: the result then takes the layout of what it is added to.
-    """
-    k, column = tl.arange(0, 32), tl.arange(0, 4 * BLOCK)
-    c = c0 + tl.max_contiguous(tl.multiple_of(column % BLOCK, 8), 8)
-    inside = (k < 24)[:, None] & (c < C)[None, :]
-    w = tl.load(fn + k[:, None] * (4 * C) + (column // BLOCK * C + c)[None, :], inside, other=0.0)
-    x = tl.dot(d, w, input_precision=PRECISION).reshape(d.shape[0], 2, 2, BLOCK).permute(0, 3, 2, 1)
-    low, high = x.split()
-    a, b = low.split()
-    c, d = high.split()
-    return a, b, c, d
 
 
 @triton.jit
@@ -323,31 +177,6 @@ def streams_backward(
         store_sums(out_comb + row * 16 + 4, sums1, live)
         store_sums(out_comb + row * 16 + 8, sums2, live)
         store_sums(out_comb + row * 16 + 12, sums3, live)
-
-
-@triton.jit
-def weights_backward(
-    given, new, parts, T, WIDE: tl.constexpr, N: tl.constexpr, M: tl.constexpr, GROUPS: tl.constexpr,
-    DOT: tl.constexpr, SPLIT: tl.constexpr,
-):  # fmt: skip
-    ROWS: tl.constexpr = 64 if SPLIT else 32
-    HELD: tl.constexpr = 48 if SPLIT else 24
-    STRIDE: tl.constexpr = 48 if SPLIT else 32
-    k, c = tl.arange(0, ROWS), tl.program_id(0) * N + tl.arange(0, N)
-    total = tl.zeros([ROWS, N], tl.float32)
-    steps = tl.cdiv(tl.cdiv(T, GROUPS), M)
-    first = tl.program_id(1) * steps * M
-    for t0 in range(first, tl.minimum(first + steps * M, T), M):
-        token = t0 + tl.arange(0, M)
-        row, live = token.to(tl.int64), token < T
-        d = tl.load(given + row[:, None] * STRIDE + k[None, :], live[:, None] & (k < HELD)[None, :], other=0.0)
-        x = tl.load(new + row[:, None] * WIDE + c[None, :], live[:, None] & (c < WIDE)[None, :], other=0.0)
-        total = tl.dot(d.to(DOT).T, x.to(DOT), total, input_precision="ieee")
-    if SPLIT:
-        total = tl.sum(total.reshape(4, 2, 8, N), 1).reshape(32, N)
-    k = tl.arange(0, 32)
-    to = parts + (tl.program_id(1) * 24 + k)[:, None] * WIDE + c[None, :]
-    tl.store(to, total, (k < 24)[:, None] & (c < WIDE)[None, :])
 
 
 def specimen(tokens: int, dtype: torch.dtype = torch.bfloat16, updated: bool = True) -> Gradients:

@@ -1,6 +1,6 @@
-"""The coefficients of a seam from 24 products of a token, and back: every number of a token in one thread.
+"""Sinkhorn on the 4 x 4 matrix of each token, and back: every number of a token in one thread.
 
-Sinkhorn scales rows and columns of a 4 x 4 matrix K in turn, so its result is K[i, j] u[i] v[j]: only u and v are
+It scales rows and columns of a 4 x 4 matrix K in turn, so the result is K[i, j] u[i] v[j]: only u and v are
 carried from step to step (28 instructions each), and only they are remembered for the gradient.
 K is a tuple of rows (sources), a row is a tuple of entries, and an entry is a vector over tokens.
 """
@@ -123,83 +123,3 @@ def sinkhorn_backward(grad, K, steps, T, live, eps, ITERS: tl.constexpr):
         u, v = old_u, old_v
     _, d_sum = before(d_v, v, one, eps)
     return outer(d, one, d_sum)
-
-
-@triton.jit
-def load_four(at, live):
-    a, b = tl.load(at, live, other=0.0), tl.load(at + 1, live, other=0.0)
-    return a, b, tl.load(at + 2, live, other=0.0), tl.load(at + 3, live, other=0.0)
-
-
-@triton.jit
-def store_four(at, a, live):
-    tl.store(at, a[0], live)
-    tl.store(at + 1, a[1], live)
-    tl.store(at + 2, a[2], live)
-    tl.store(at + 3, a[3], live)
-
-
-@triton.jit
-def sigmoid(z):
-    return tl.sigmoid(z[0]), tl.sigmoid(z[1]), tl.sigmoid(z[2]), tl.sigmoid(z[3])
-
-
-@triton.jit
-def softmax(z):
-    top = tl.maximum(tl.maximum(z[0], z[1]), tl.maximum(z[2], z[3]))
-    e = tl.exp(z[0] - top), tl.exp(z[1] - top), tl.exp(z[2] - top), tl.exp(z[3] - top)
-    return by(e, 1.0 / (e[0] + e[1] + e[2] + e[3]))
-
-
-@triton.jit
-def over_softmax(grad, p):
-    """Gradients of logits from those of their softmax p."""
-    return times(p, plus(grad, by((-1.0, -1.0, -1.0, -1.0), mixed(grad, p))))
-
-
-@triton.jit
-def logits(m, base, scale, FIRST: tl.constexpr, GROUP: tl.constexpr):
-    """Logits from four products m; the first of them is number FIRST, they belong to coefficient group GROUP."""
-    b = tl.load(base + FIRST), tl.load(base + FIRST + 1), tl.load(base + FIRST + 2), tl.load(base + FIRST + 3)
-    return plus(by(m, tl.load(scale + GROUP)), b)
-
-
-@triton.jit
-def shares(m, base, scale):
-    """What Sinkhorn begins with, less eps: softmax over destinations of 16 logits."""
-    a, b = softmax(logits(m[0], base, scale, 8, 2)), softmax(logits(m[1], base, scale, 12, 2))
-    return a, b, softmax(logits(m[2], base, scale, 16, 2)), softmax(logits(m[3], base, scale, 20, 2))
-
-
-@triton.jit
-def raised(P, eps):
-    """P + eps."""
-    e = eps, eps, eps, eps
-    return plus(P[0], e), plus(P[1], e), plus(P[2], e), plus(P[3], e)
-
-
-@triton.jit
-def normed(kept, r, live):
-    """The 16 products of comb, times r."""
-    a, b = by(load_four(kept + 8, live), r), by(load_four(kept + 12, live), r)
-    return a, b, by(load_four(kept + 16, live), r), by(load_four(kept + 20, live), r)
-
-
-@triton.jit
-def coefficients(
-    kept, row, live, base, scale, out_pre, out_post, out_comb, eps, hc_eps, C: tl.constexpr, ITERS: tl.constexpr
-):
-    """pre, post and comb of some tokens from what was kept of each (kept: where it lies)."""
-    r = tl.rsqrt(tl.load(kept + 24, live, other=0.0) / (4 * C) + eps)
-    e = hc_eps, hc_eps, hc_eps, hc_eps
-    m = by(load_four(kept, live), r)
-    store_four(out_pre + row * 4, plus(sigmoid(logits(m, base, scale, 0, 0)), e), live)
-    m = by(load_four(kept + 4, live), r)
-    store_four(out_post + row * 4, by(sigmoid(logits(m, base, scale, 4, 1)), 2.0), live)
-    K = raised(shares(normed(kept, r, live), base, scale), hc_eps)
-    u, v = sinkhorn(K, hc_eps, ITERS)
-    at = out_comb + row * 16
-    store_four(at, by(times(K[0], v), u[0]), live)
-    store_four(at + 4, by(times(K[1], v), u[1]), live)
-    store_four(at + 8, by(times(K[2], v), u[2]), live)
-    store_four(at + 12, by(times(K[3], v), u[3]), live)

@@ -59,3 +59,14 @@ def updated(o, to0, to1, to2, to3, f, s, TYPE: tl.constexpr):
     a, b = narrow(o[0] * f + mixed(to0, s), TYPE), narrow(o[1] * f + mixed(to1, s), TYPE)
     c, d = narrow(o[2] * f + mixed(to2, s), TYPE), narrow(o[3] * f + mixed(to3, s), TYPE)
     return a, b, c, d
+
+
+@triton.jit
+def normalise(x, norm, row, live, r, c0, C: tl.constexpr, N: tl.constexpr):
+    """N channels of y, at c0 of x, times r and the norm's weight."""
+    TYPE: tl.constexpr = x.dtype.element_ty
+    c = c0 + tl.arange(0, N)
+    at, inside = x + row[:, None] * C + c[None, :], live[:, None] & (c < C)[None, :]
+    w = tl.load(norm + c, c < C, other=0.0).to(tl.float32)
+    y = tl.load(at, inside, other=0.0).to(tl.float32) * r[:, None] * w[None, :]
+    tl.store(at, narrow(y, TYPE), inside)

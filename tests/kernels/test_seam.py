@@ -61,11 +61,11 @@ def relative(found, wanted):
 def poisoned():
     """What nobody writes is NaN."""
     before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch._C._set_deterministic_algorithms(True, warn_only=True)  # the public call imports inductor, for seconds
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch._C._set_deterministic_algorithms(before)
 
 
 CASES = {

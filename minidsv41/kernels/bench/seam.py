@@ -8,7 +8,7 @@ Targets: forward 75 % of a copy at 4.25 TB/s from 4,096 tokens on; backward 2.5 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -21,6 +21,16 @@ from minidsv41.ops.seam import Next
 
 COPY = 4.25e6  # bytes a microsecond
 plain = operation.plain
+
+
+@cache
+def compiler() -> Callable:
+    """Imported late: that alone takes seconds."""
+    return torch.compile(plain, dynamic=False)
+
+
+def compiled(*args):
+    return compiler()(*args)
 
 
 def forward(T: int, C: int = 5120, target_us: float | None = None) -> Case:
@@ -43,7 +53,6 @@ def inputs(T: int, C: int, device: torch.device, seed: int) -> tuple[list[Tensor
 
 def cross(T: int, C: int, device: torch.device, seed: int) -> Contest:
     given, into = inputs(T, C, device, seed)
-    compiled = torch.compile(plain, dynamic=False)
     runs = {
         "kernel": torch.no_grad()(partial(seam, *given, into)),
         "three_step": partial(seam_in_steps, *given, into),
@@ -71,11 +80,13 @@ def error(given: list[Tensor], into: Next, at_once: int = 1024) -> float:
 def back(T: int, C: int, device: torch.device, seed: int) -> Contest:
     given, into = inputs(T, C, device, seed)
     leaves = [t.requires_grad_() for t in (*given, *into[:4])]
-    grads = [torch.randn_like(t) for t in crossed(*given, into)[:5]]
-    steps = {"kernel": seam, "plain": plain, "compile": torch.compile(plain, dynamic=False)}
+    generator = torch.Generator(device).manual_seed(seed + 1)
+    out = crossed(*given, into)[:5]
+    grads = [torch.randn(t.shape, generator=generator, device=device, dtype=t.dtype) for t in out]
+    steps = {"kernel": seam, "plain": plain, "compile": compiled}
     runs = {name: walked_back(run, given, into, leaves, grads) for name, run in steps.items()}
     workspace = 4 * T * (32 + 24 + 160) + 4 * (T // 32 + 1) * C + 4 * 24 * 4 * 4 * C
-    return Contest(runs, partial(back_error, given, into, leaves, grads), 2e-2, workspace)
+    return Contest(runs, partial(back_error, given, into, leaves, grads), 3e-2, workspace)
 
 
 def walked_back(run, given, into, leaves, grads) -> Callable[[], object]:

@@ -1,0 +1,209 @@
+"""The coefficients of a seam from the 24 products of each token, and their gradients."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from minidsv41.kernels.launch import launch
+from minidsv41.kernels.sinkhorn import by, mixed, plus, sinkhorn, sinkhorn_backward, times
+from minidsv41.kernels.streams import normalise, wide
+from minidsv41.ops.seam import Next
+
+
+def coefficient_gradients(
+    d_x, d_pre, d_post, d_comb, into: Next, x, kept, rows: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Of each token [T, 32]: gradients of 24 products before their norm, then three numbers for `streams_backward`;
+    sums over tokens [tiles, 2, 24] for base and scale; in bf16 also the gradients in two parts [T, 48]."""
+    tokens, width = x.shape
+    empty = dict(dtype=torch.float32, device=x.device)
+    given = torch.empty(tokens, 32, **empty)
+    sums = torch.empty(triton.cdiv(tokens, 32), 2, 24, **empty)
+    packed = None if x.dtype == torch.float32 else x.new_empty(tokens, 48)
+    launch(
+        row_products,
+        (triton.cdiv(tokens, rows),),
+        **dict(x=x, d_x=d_x, kept=kept, given=given, T=tokens, eps=into.eps, C=width, M=rows),
+        N=min(1024, triton.next_power_of_2(width)),
+        num_warps=4,
+    )
+    launch(
+        coefficients_backward,
+        (triton.cdiv(tokens, 32),),
+        **dict(kept=kept, base=into.base, scale=into.scale, d_pre=d_pre, d_post=d_post, d_comb=d_comb, given=given),
+        **dict(packed=packed, sums=sums, steps=torch.empty(into.iters, 8, tokens, **empty), T=tokens, eps=into.eps),
+        **dict(hc_eps=into.hc_eps, C=width, M=32, ITERS=into.iters),
+        num_warps=1,
+    )
+    return given, sums, packed
+
+
+@triton.jit
+def load_four(at, live):
+    a, b = tl.load(at, live, other=0.0), tl.load(at + 1, live, other=0.0)
+    return a, b, tl.load(at + 2, live, other=0.0), tl.load(at + 3, live, other=0.0)
+
+
+@triton.jit
+def store_four(at, a, live):
+    tl.store(at, a[0], live)
+    tl.store(at + 1, a[1], live)
+    tl.store(at + 2, a[2], live)
+    tl.store(at + 3, a[3], live)
+
+
+@triton.jit
+def sigmoid(z):
+    return tl.sigmoid(z[0]), tl.sigmoid(z[1]), tl.sigmoid(z[2]), tl.sigmoid(z[3])
+
+
+@triton.jit
+def softmax(z):
+    top = tl.maximum(tl.maximum(z[0], z[1]), tl.maximum(z[2], z[3]))
+    e = tl.exp(z[0] - top), tl.exp(z[1] - top), tl.exp(z[2] - top), tl.exp(z[3] - top)
+    return by(e, 1.0 / (e[0] + e[1] + e[2] + e[3]))
+
+
+@triton.jit
+def over_softmax(grad, p):
+    """Gradients of logits from those of their softmax p."""
+    return times(p, plus(grad, by((-1.0, -1.0, -1.0, -1.0), mixed(grad, p))))
+
+
+@triton.jit
+def logits(m, base, scale, FIRST: tl.constexpr, GROUP: tl.constexpr):
+    """Logits from four products m; the first of them is number FIRST, they belong to coefficient group GROUP."""
+    b = tl.load(base + FIRST), tl.load(base + FIRST + 1), tl.load(base + FIRST + 2), tl.load(base + FIRST + 3)
+    return plus(by(m, tl.load(scale + GROUP)), b)
+
+
+@triton.jit
+def shares(m, base, scale):
+    """What Sinkhorn begins with, less eps: softmax over destinations of 16 logits."""
+    a, b = softmax(logits(m[0], base, scale, 8, 2)), softmax(logits(m[1], base, scale, 12, 2))
+    return a, b, softmax(logits(m[2], base, scale, 16, 2)), softmax(logits(m[3], base, scale, 20, 2))
+
+
+@triton.jit
+def raised(P, eps):
+    """P + eps."""
+    e = eps, eps, eps, eps
+    return plus(P[0], e), plus(P[1], e), plus(P[2], e), plus(P[3], e)
+
+
+@triton.jit
+def normed(kept, r, live):
+    """The 16 products of comb, times r."""
+    a, b = by(load_four(kept + 8, live), r), by(load_four(kept + 12, live), r)
+    return a, b, by(load_four(kept + 16, live), r), by(load_four(kept + 20, live), r)
+
+
+@triton.jit
+def coefficients(
+    kept, row, live, base, scale, out_pre, out_post, out_comb, eps, hc_eps, C: tl.constexpr, ITERS: tl.constexpr
+):
+    """pre, post and comb of some tokens from what was kept of each (kept: where it lies)."""
+    r = tl.rsqrt(tl.load(kept + 24, live, other=0.0) / (4 * C) + eps)
+    e = hc_eps, hc_eps, hc_eps, hc_eps
+    m = by(load_four(kept, live), r)
+    store_four(out_pre + row * 4, plus(sigmoid(logits(m, base, scale, 0, 0)), e), live)
+    m = by(load_four(kept + 4, live), r)
+    store_four(out_post + row * 4, by(sigmoid(logits(m, base, scale, 4, 1)), 2.0), live)
+    K = raised(shares(normed(kept, r, live), base, scale), hc_eps)
+    u, v = sinkhorn(K, hc_eps, ITERS)
+    at = out_comb + row * 16
+    store_four(at, by(times(K[0], v), u[0]), live)
+    store_four(at + 4, by(times(K[1], v), u[1]), live)
+    store_four(at + 8, by(times(K[2], v), u[2]), live)
+    store_four(at + 12, by(times(K[3], v), u[3]), live)
+
+
+@triton.jit
+def finish(
+    parts, kept, x, norm, base, scale, out_pre, out_post, out_comb, T, eps, hc_eps,
+    C: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr,
+    MIX: tl.constexpr, ITERS: tl.constexpr,
+):  # fmt: skip
+    """The first program of a tile adds up the parts and makes coefficients; each of the others norms some channels."""
+    token = tl.program_id(0) * M + tl.arange(0, M)
+    live, row, part = token < T, token.to(tl.int64), tl.arange(0, PADDED)
+    of = (part[None, :].to(tl.int64) * T + row[:, None]) * 32
+    inside = live[:, None] & (part < SPLITS)[None, :]
+    if tl.program_id(1) == 0:
+        k = tl.arange(0, 32)
+        total = tl.sum(tl.load(parts + of[:, :, None] + k, inside[:, :, None] & (k < 24 + 2)[None, None], other=0.0), 1)
+        tl.store(kept + row[:, None] * 32 + k[None, :], total, live[:, None] & (k < 24 + 2)[None, :])
+        tl.debug_barrier()
+        coefficients(kept + row * 32, row, live, base, scale, out_pre, out_post, out_comb, eps, hc_eps, C, ITERS)
+    elif MIX:
+        r = tl.rsqrt(tl.sum(tl.load(parts + of + 25, inside, other=0.0), 1) / C + eps)
+        normalise(x, norm, row, live, r, (tl.program_id(1) - 1) * CHUNK, C, CHUNK)
+
+
+@triton.jit
+def row_products(x, d_x, kept, given, T, eps, C: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    token = tl.program_id(0) * M + tl.arange(0, M)
+    live, row = token < T, token.to(tl.int64)
+    total = tl.zeros([M, N], tl.float32)
+    for c0 in range(0, C, N):
+        c = c0 + tl.arange(0, N)
+        at, inside = row[:, None] * C + c[None, :], live[:, None] & (c < C)[None, :]
+        total += tl.load(x + at, inside, other=0.0).to(tl.float32) * tl.load(d_x + at, inside, other=0.0).to(tl.float32)
+    r = tl.rsqrt(tl.load(kept + row * 32 + 25, live, other=1.0) / C + eps)
+    tl.store(given + row * 32 + 25, tl.sum(total, 1) * r * r / C, live)
+    tl.store(given + row * 32 + 26, r, live)
+
+
+@triton.jit
+def group(grad, m, r, scale, given, packed, sums, live, FIRST: tl.constexpr, GROUP: tl.constexpr):
+    """Store what follows from the gradients of four logits; returns the sum of products times their gradients."""
+    d_m = by(grad, tl.load(scale + GROUP))
+    d = by(d_m, r)
+    store_four(given + FIRST, d, live)
+    if packed is not None:
+        to = packed + FIRST // 8 * 16 + FIRST % 8
+        high = d[0].to(tl.bfloat16), d[1].to(tl.bfloat16), d[2].to(tl.bfloat16), d[3].to(tl.bfloat16)
+        store_four(to, high, live)
+        low = plus(d, by(wide(high), -1.0))
+        store_four(
+            to + 8,
+            (low[0].to(tl.bfloat16), low[1].to(tl.bfloat16), low[2].to(tl.bfloat16), low[3].to(tl.bfloat16)),
+            live,
+        )
+    for i in tl.static_range(4):
+        tl.store(sums + FIRST + i, tl.sum(grad[i], 0))
+        tl.store(sums + 24 + FIRST + i, tl.sum(grad[i] * m[i], 0))
+    return mixed(d_m, m)
+
+
+@triton.jit
+def coefficients_backward(
+    kept, base, scale, d_pre, d_post, d_comb, given, packed, sums, steps, T, eps, hc_eps,
+    C: tl.constexpr, M: tl.constexpr, ITERS: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0) * M + tl.arange(0, M)
+    live, row = token < T, token.to(tl.int64)
+    kept, given, sums = kept + row * 32, given + row * 32, sums + tl.program_id(0) * 48
+    if packed is not None:
+        packed += row * 48
+    r = tl.rsqrt(tl.load(kept + 24, live, other=1.0) / (4 * C) + eps)
+    m = normed(kept, r, live)
+    P, g = shares(m, base, scale), d_comb + row * 16
+    grad = load_four(g, live), load_four(g + 4, live), load_four(g + 8, live), load_four(g + 12, live)
+    d = sinkhorn_backward(grad, raised(P, hc_eps), steps + row, T, live, hc_eps, ITERS)
+    total = group(over_softmax(d[0], P[0]), m[0], r, scale, given, packed, sums, live, 8, 2)
+    total += group(over_softmax(d[1], P[1]), m[1], r, scale, given, packed, sums, live, 12, 2)
+    total += group(over_softmax(d[2], P[2]), m[2], r, scale, given, packed, sums, live, 16, 2)
+    total += group(over_softmax(d[3], P[3]), m[3], r, scale, given, packed, sums, live, 20, 2)
+    m = by(load_four(kept, live), r)
+    s = sigmoid(logits(m, base, scale, 0, 0))
+    slope = plus(s, by(times(s, s), -1.0))
+    total += group(times(load_four(d_pre + row * 4, live), slope), m, r, scale, given, packed, sums, live, 0, 0)
+    m = by(load_four(kept + 4, live), r)
+    s = sigmoid(logits(m, base, scale, 4, 1))
+    slope = by(plus(s, by(times(s, s), -1.0)), 2.0)
+    total += group(times(load_four(d_post + row * 4, live), slope), m, r, scale, given, packed, sums, live, 4, 1)
+    tl.store(given + 24, -total * r * r / (4 * C), live)

@@ -1,0 +1,115 @@
+"""The predictor of a seam: its weights as rows of a matrix product, and gradients through it."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from minidsv41.kernels.launch import dot_type, launch
+from minidsv41.kernels.streams import narrow
+
+
+def pack(fn: Tensor) -> Tensor:
+    """Predictor weights [24, 4C] float32 -> [48, 4C] bfloat16, the rows that a product takes."""
+    packed = fn.new_empty(48, fn.shape[1], dtype=torch.bfloat16)
+    grid = (triton.cdiv(fn.shape[1], 128),)
+    launch(pack_weights, grid, fn=fn, packed=packed, WIDE=fn.shape[1], N=128)
+    return packed
+
+
+def weight_gradients(given: Tensor, new: Tensor, *, groups: int, columns: int, depth: int) -> Tensor:
+    """[24, 4C]: sums over tokens of a product's gradient times X'."""
+    tokens, _, width = new.shape
+    parts = torch.empty(groups, 24, 4 * width, dtype=torch.float32, device=new.device)
+    launch(
+        weights_backward,
+        (triton.cdiv(4 * width, columns), groups),
+        **dict(given=given, new=new, parts=parts, T=tokens, WIDE=4 * width, N=columns, M=depth),
+        **dict(GROUPS=groups, DOT=dot_type(new.dtype), SPLIT=new.dtype != torch.float32),
+        num_warps=4,
+        num_stages=1 if new.dtype == torch.float32 else 4,
+    )
+    return parts.sum(0)
+
+
+@triton.jit
+def weights(at, inside, WIDE: tl.constexpr, SPLIT: tl.constexpr, PACKED: tl.constexpr):
+    """Rows of the product for some columns of the predictor (at: where they begin).
+
+    SPLIT: 64 rows, of which row 16 i + r and row 16 i + 8 + r are high and low part of weight 8 i + r: a matrix unit
+    leaves both results in one thread. Else 32 rows of float32. Weights end at 24.
+    """
+    row = tl.arange(0, 64 if SPLIT else 32)
+    k = row // 16 * 8 + row % 8 if SPLIT else row
+    inside = (k < 24)[:, None] & inside[None, :]
+    if PACKED:
+        w = tl.load(at[None, :] + row[:, None] * WIDE, inside, other=0.0)
+    else:
+        w = tl.load(at[None, :] + k[:, None] * WIDE, inside, other=0.0)
+        if SPLIT:
+            high = narrow(w, tl.bfloat16)
+            w = tl.where((row // 8 % 2 == 0)[:, None], high, narrow(w - high.to(tl.float32), tl.bfloat16))
+    return w
+
+
+@triton.jit
+def product(
+    at, s, total, inside, WIDE: tl.constexpr, SPLIT: tl.constexpr, PACKED: tl.constexpr, DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add to total [rows, tokens]: predictor weights times the channels s [tokens, N] of one stream."""
+    w = weights(at, inside, WIDE, SPLIT, PACKED).to(DOT)
+    return tl.dot(w, s.to(DOT).T, total, input_precision=PRECISION)
+
+
+@triton.jit
+def pack_weights(fn, packed, WIDE: tl.constexpr, N: tl.constexpr):
+    column = tl.program_id(0) * N + tl.arange(0, N)
+    row = tl.arange(0, 64)
+    w = weights(fn + column, column < WIDE, WIDE, True, False)
+    to = packed + row[:, None] * WIDE + column[None, :]
+    tl.store(to, w.to(tl.bfloat16), (row < 48)[:, None] & (column < WIDE)[None, :])
+
+
+@triton.jit
+def of_predictor(d, fn, c0, C: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
+    """What the predictor adds to the gradient of BLOCK channels of four streams: d [tokens, 32] times its weights.
+
+    One product for all four, taken apart along registers: the result then takes the layout of what it is added to.
+    """
+    k, column = tl.arange(0, 32), tl.arange(0, 4 * BLOCK)
+    c = c0 + tl.max_contiguous(tl.multiple_of(column % BLOCK, 8), 8)
+    inside = (k < 24)[:, None] & (c < C)[None, :]
+    w = tl.load(fn + k[:, None] * (4 * C) + (column // BLOCK * C + c)[None, :], inside, other=0.0)
+    x = tl.dot(d, w, input_precision=PRECISION).reshape(d.shape[0], 2, 2, BLOCK).permute(0, 3, 2, 1)
+    low, high = x.split()
+    a, b = low.split()
+    c, d = high.split()
+    return a, b, c, d
+
+
+@triton.jit
+def weights_backward(
+    given, new, parts, T, WIDE: tl.constexpr, N: tl.constexpr, M: tl.constexpr, GROUPS: tl.constexpr,
+    DOT: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    ROWS: tl.constexpr = 64 if SPLIT else 32
+    HELD: tl.constexpr = 48 if SPLIT else 24
+    STRIDE: tl.constexpr = 48 if SPLIT else 32
+    k, c = tl.arange(0, ROWS), tl.program_id(0) * N + tl.arange(0, N)
+    total = tl.zeros([ROWS, N], tl.float32)
+    steps = tl.cdiv(tl.cdiv(T, GROUPS), M)
+    first = tl.program_id(1) * steps * M
+    for t0 in range(first, tl.minimum(first + steps * M, T), M):
+        token = t0 + tl.arange(0, M)
+        row, live = token.to(tl.int64), token < T
+        d = tl.load(given + row[:, None] * STRIDE + k[None, :], live[:, None] & (k < HELD)[None, :], other=0.0)
+        x = tl.load(new + row[:, None] * WIDE + c[None, :], live[:, None] & (c < WIDE)[None, :], other=0.0)
+        total = tl.dot(d.to(DOT).T, x.to(DOT), total, input_precision="ieee")
+    if SPLIT:
+        total = tl.sum(total.reshape(4, 2, 8, N), 1).reshape(32, N)
+    k = tl.arange(0, 32)
+    to = parts + (tl.program_id(1) * 24 + k)[:, None] * WIDE + c[None, :]
+    tl.store(to, total, (k < 24)[:, None] & (c < WIDE)[None, :])
