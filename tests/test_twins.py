@@ -106,6 +106,21 @@ def test_float64_and_cpu_tensors_are_no_work_for_a_kernel():
     assert not twins.on_gpu(("no tensor",))
 
 
+def test_keys_that_are_no_stored_rows_go_to_the_plain_version(operation, monkeypatch):
+    class Overlay:
+        def gather(self, seq, index):
+            return index
+
+        def __mul__(self, other):
+            return "plain"
+
+    monkeypatch.setattr(twins, "on_gpu", lambda args: True)
+    monkeypatch.setattr("minidsv41.kernels.launch.INTERPRETED", True)
+    with ops.versions() as seen:
+        assert operation(Overlay()) == "plain"
+    assert seen.refused == {"doubled": "doubled: Overlay: its kernel reads stored rows only (Rows)"}
+
+
 def test_training_can_have_a_kernel_of_its_own(monkeypatch):
     asked = []
     monkeypatch.setattr(twins, "load", lambda kernel: lambda x: asked.append(kernel))

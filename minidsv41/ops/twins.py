@@ -105,7 +105,7 @@ def attempt(name: str, kernel: str | None, args: tuple, kwargs: dict) -> tuple[b
     from minidsv41.kernels.launch import Unsupported
 
     try:
-        check_device(name, args)
+        check(name, args)
         out = run(*args, **kwargs)
     except Unsupported as refusal:
         if must:
@@ -128,10 +128,13 @@ def load(kernel: str) -> Callable:
     return found
 
 
-def check_device(name: str, args: tuple) -> None:
-    """Raises Unsupported for CPU tensors unless kernels are interpreted in this process."""
+def check(name: str, args: tuple) -> None:
+    """Raises Unsupported for keys that are only read like `Rows`, and, unless kernels are interpreted, CPU tensors."""
     from minidsv41.kernels.launch import INTERPRETED, require
 
+    for a in args:
+        likeness = hasattr(a, "gather") and not isinstance(a, Rows | Tensor)
+        require(not likeness, f"{name}: {type(a).__name__}: its kernel reads stored rows only (Rows)")
     held = INTERPRETED or all(a.device.type != "cpu" for a in args if isinstance(a, Tensor))
     require(held, f"{name}: its kernel takes CPU tensors under Triton's interpreter only (TRITON_INTERPRET=1)")
 
