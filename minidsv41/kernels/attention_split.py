@@ -207,7 +207,7 @@ def load_heads(q, token, head, H, D: tl.constexpr, HALF: tl.constexpr):
     """[heads, 2 * HALF] of a token's queries."""
     column = columns(HALF)
     inside = (head < H)[:, None] if D == 2 * HALF else (head < H)[:, None] & (column < D)[None, :]
-    return tl.load(q + token * H * D + head[:, None] * D + column[None, :], inside, other=0.0)
+    return tl.load(q + (token * H + head)[:, None] * D + column[None, :], inside, other=0.0)
 
 
 @triton.jit
@@ -217,7 +217,7 @@ def finish(out, o, head, token, cos, sin, H, D: tl.constexpr, HALF: tl.constexpr
     if PAIRS > 0:
         o = rotated_back(o, cos, sin, token, D, HALF, PAIRS)
     inside = (head < H)[:, None] if D == 2 * HALF else (head < H)[:, None] & (c < D)[None, :]
-    tl.store(out + token * H * D + head[:, None] * D + c[None, :], o.to(out.dtype.element_ty), inside)
+    tl.store(out + (token * H + head)[:, None] * D + c[None, :], o.to(out.dtype.element_ty), inside)
 
 
 @triton.jit
