@@ -148,14 +148,19 @@ def streams_backward(
     for c0 in range(0, C, BLOCK):
         c = c0 + tl.arange(0, BLOCK)
         inside = live[:, None] & (c < C)[None, :]
-        G = of_predictor(d, fn, c0, C, BLOCK, PRECISION)  # first: then the layout of what is loaded later wins
         at, narrow_at = row[:, None] * (4 * C) + c[None, :], row[:, None] * C + c[None, :]
-        s = streams(X + at, inside, C, "")
-        n = s
-        if F is not None:
+        if F is None:  # the product stands before what is loaded last, whose layout then wins
+            G = of_predictor(d, fn, c0, C, BLOCK, PRECISION)
+            n = streams(X + at, inside, C, "")
+            g = tl.load(d_x + narrow_at, inside, other=0.0).to(tl.float32)
+        else:
+            s = streams(X + at, inside, C, "")
             f = tl.load(F + narrow_at, inside, other=0.0).to(tl.float32)
+            g = tl.load(d_x + narrow_at, inside, other=0.0).to(tl.float32)
+            G = of_predictor(d, fn, c0, C, BLOCK, PRECISION)
+            G = plus(G, streams(d_new + at, inside, C, ""))
             n = wide(updated(o, to0, to1, to2, to3, f, s, TYPE))
-        g, y = tl.load(d_x + narrow_at, inside, other=0.0).to(tl.float32), mixed(p, n)
+        y = mixed(p, n)
         tl.store(d_norm + tl.program_id(0) * C + c, tl.sum(g * y * r, 0), c < C)
         g = g * r * tl.load(norm + c, c < C, other=0.0).to(tl.float32)[None, :] - of_mix * y
         sums = all_summed(sums, n, g)
@@ -163,7 +168,6 @@ def streams_backward(
         if F is None:
             store_streams(out_X + at, G, inside, C)
         else:
-            G = plus(G, streams(d_new + at, inside, C, ""))
             tl.store(out_F + narrow_at, narrow(mixed(o, G), TYPE), inside)
             back = plus(plus(by(to0, G[0]), by(to1, G[1])), plus(by(to2, G[2]), by(to3, G[3])))
             store_streams(out_X + at, back, inside, C)
