@@ -141,19 +141,29 @@ def merge(
             (slots, parts),
             **dict(values=values, indices=indices, visible=visible, chosen=chosen if final else None),
             **dict(out_values=None if final else to[0], out_indices=None if final else to[1]),
-            **dict(width=width, row_stride=runs * stride, run=run, stride=stride, **rowset.numbers()),
+            **dict(width=width, row_stride=runs * stride, **rowset.numbers()),
+            **dict(RUN=run if runs > 1 else 0, STRIDE=stride if runs > 1 else 0),
             **dict(K=k, N=taken, STEP=min(cut.step, taken), SIZE=size, ROOM=triton.next_power_of_2(k)),
             num_warps=min(cut.warps, max(1, taken // 512)),
         )
         if not final:
             values, indices, visible = to[0], to[1], None
-            runs, run, stride, width = parts, k, k, parts * k
+            runs, stride, width = 1, parts * k, parts * k
+
+
+@triton.jit
+def spread(at, RUN: tl.constexpr, STRIDE: tl.constexpr):
+    """Where candidates `at` lie, if RUN of them follow each other every STRIDE places; RUN = 0: all do."""
+    if RUN == 0:
+        return at
+    return at // RUN * STRIDE + at % RUN
 
 
 @triton.jit
 def cut_kernel(
     values, indices, visible, chosen, out_values, out_indices,
-    width, row_stride, run, stride, row0, length, group0, per,
+    width, row_stride, row0, length, group0, per,
+    RUN: tl.constexpr, STRIDE: tl.constexpr,
     G: tl.constexpr, K: tl.constexpr, N: tl.constexpr, STEP: tl.constexpr, ROOM: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     slot, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
@@ -164,11 +174,11 @@ def cut_kernel(
             limit = tl.minimum(width, (tl.load(visible + row).to(tl.int32) + SIZE - 1) // SIZE)
         values += slot.to(tl.int64) * row_stride
         every = part * N + tl.arange(0, N)
-        bound, room = cut(tl.load(values + every // run * stride + every % run, every < limit, other=NONE), K)
+        bound, room = cut(tl.load(values + spread(every, RUN, STRIDE), every < limit, other=NONE), K)
         above, tied, to = 0, 0, (slot.to(tl.int64) * parts + part) * K
         for first in range(part * N, tl.minimum(part * N + N, limit), STEP):
             at = first + tl.arange(0, STEP)
-            where = at // run * stride + at % run
+            where = spread(at, RUN, STRIDE)
             value = tl.load(values + where, at < limit, other=NONE)
             index = at
             if indices is not None:

@@ -45,11 +45,16 @@ mov.b32 {$6, $7}, d;
 
 
 @triton.jit
-def physical(table, seq, index, exists, pages, PAGE: tl.constexpr):
-    """int64 rows where entries `index` of a sequence lie; some row of page 0 for those that do not exist."""
+def physical(table, seq, index, exists, pages, page, PAGE: tl.constexpr):
+    """int64 rows where entries `index` of a sequence lie; some row of page 0 for those that do not exist.
+
+    PAGE: the page, where a compiler should know it, or 0: all of a sequence lies in one.
+    """
+    if PAGE == 0:
+        return tl.load(table + seq).to(tl.int64) * page + tl.where(exists, index, 0)
     index = index.to(tl.uint32)  # of which powers of two are divisors by a shift
-    page = tl.load(table + seq.to(tl.int64) * pages + index // PAGE, exists, other=0)
-    return page.to(tl.int64) * PAGE + index % PAGE
+    first = tl.load(table + seq.to(tl.int64) * pages + index // PAGE, exists, other=0)
+    return first.to(tl.int64) * PAGE + index % PAGE
 
 
 @triton.jit

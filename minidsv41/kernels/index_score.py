@@ -55,7 +55,7 @@ def squeeze_full(
 @triton.jit
 def score_kernel(
     q, w, words, scales, table, visible, blocks, values, indices, maxima,
-    pages, n_blocks, row0, seq0, length, group0, per,
+    pages, page, n_blocks, row0, seq0, length, group0, per,
     G: tl.constexpr, K: tl.constexpr, CAP: tl.constexpr, SEGMENT: tl.constexpr, STEP: tl.constexpr, N: tl.constexpr,
     H: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, DIMS: tl.constexpr, PAGE: tl.constexpr, SIZE: tl.constexpr,
     PACKED: tl.constexpr, DOT: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
@@ -95,7 +95,7 @@ def score_kernel(
             if blocks is not None:
                 block = tl.load(blocks + row.to(tl.int64) * n_blocks + index // SIZE, index < limit, other=-1)
                 index = tl.where(block < 0, LARGEST, block.to(tl.int32) * SIZE + index % SIZE)
-            rows = physical(table, seq, index, index < tl.max(seen, 0), pages, PAGE)
+            rows = physical(table, seq, index, index < tl.max(seen, 0), pages, page, PAGE)
             if PACKED:
                 k0, k1, k2, k3 = packed_planes(words, scales, rows, D, DOT, ASM)
                 dots = tl.dot(k0, q0, input_precision=PRECISION)

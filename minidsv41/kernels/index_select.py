@@ -182,31 +182,29 @@ def score(
         score_kernel,
         (rowset.groups, parts),
         **dict(q=q.contiguous(), w=w.contiguous(), words=keys.data.view(torch.int32) if packed else keys.data),
-        **dict(scales=keys.scales, table=keys.table.contiguous(), pages=keys.table.shape[1], visible=visible),
+        **dict(scales=keys.scales, table=keys.table.contiguous(), pages=keys.table.shape[1], page=keys.page),
         **dict(blocks=pool.blocks.contiguous() if isinstance(pool, Pool) else None, n_blocks=n_blocks),
-        **dict(values=candidates[0], indices=candidates[1], maxima=maxima, seq0=rowset.seq0, **rowset.numbers()),
-        **dict(
-            K=k,
-            CAP=tile.capacity,
-            SEGMENT=tile.segment,
-            STEP=min(tile.step, tile.capacity),
-            N=tile.keys,
-            H=heads,
-            D=width,
-            PAGE=keys.page,
-        ),
-        **dict(
-            HEADS=max(triton.next_power_of_2(heads), 16 // tile.rows),
-            DIMS=max(64 if packed else 16, triton.next_power_of_2(width)),
-        ),
-        **dict(SIZE=pool.size if pool else 1, PACKED=packed, DOT=dot_type(q.dtype)),
-        **dict(ASM=packed and q.dtype == torch.bfloat16 and not INTERPRETED),
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        **dict(visible=visible, values=candidates[0], indices=candidates[1], maxima=maxima, seq0=rowset.seq0),
+        **rowset.numbers(),
+        **dict(K=k, SIZE=pool.size if pool else 1, **constants(heads, width, keys, q.dtype, tile)),
         num_warps=tile.warps,
         num_stages=tile.stages,
         maxnreg=tile.registers,
     )
     return candidates, maxima
+
+
+def constants(heads: int, width: int, keys: Rows, dtype: torch.dtype, tile: Tile) -> dict[str, object]:
+    """What the scoring kernel is compiled for, beside k and the pool."""
+    packed, several = keys.format is not None, keys.table.shape[1] > 1
+    padded = max(64 if packed else 16, triton.next_power_of_2(width))
+    return dict(
+        **dict(CAP=tile.capacity, SEGMENT=tile.segment, STEP=min(tile.step, tile.capacity), N=tile.keys),
+        **dict(H=heads, HEADS=max(triton.next_power_of_2(heads), 16 // tile.rows), D=width, DIMS=padded),
+        **dict(PAGE=keys.page if several else 0, PACKED=packed, DOT=dot_type(dtype)),
+        **dict(ASM=packed and dtype == torch.bfloat16 and not INTERPRETED),
+        PRECISION="ieee" if dtype == torch.float32 else "tf32",
+    )
 
 
 def specimen(
