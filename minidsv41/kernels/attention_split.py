@@ -47,6 +47,16 @@ class Tile(NamedTuple):
 
 
 PROGRAMS = 128  # fewer queries than this are split over programs
+TILES = {  # to be measured; five stages and more keep two tiles in flight, one stage leaves room for 128 keys
+    "steps": [Tile(64, 64, parts, rows=rows) for parts in (2, 4, 5, 10) for rows in (1, 4)],
+    "prompts": [
+        Tile(64, 64, stages=1),
+        Tile(64, 128, stages=1),
+        Tile(64, 32),
+        Tile(64, 32, stages=7),
+        Tile(64, 64, 1, 16),
+    ],
+}
 
 
 def tile_for(
@@ -68,15 +78,9 @@ def tile_for(
 
 
 def attend(
-    q: Tensor,
-    window: Rows,
-    entries: Rows | None,
-    topk: Tensor | None,
-    sink: Tensor,
-    span: Span,
-    rotation: tuple[Tensor, Tensor] | None,
-    tile: Tile,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, window: Rows, entries: Rows | None, topk: Tensor | None, sink: Tensor, span: Span,
+    rotation: tuple[Tensor, Tensor] | None, tile: Tile,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output [T, H, D] and lse [T, H], for arguments that have been checked. topk None: window only."""
     tokens, heads, _ = q.shape
     shared, turn = common(q, tile.keys, tile.warps), pairs(rotation)
