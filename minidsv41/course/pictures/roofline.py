@@ -1,0 +1,134 @@
+"""Figures of lesson 12: recorded times under the roof, their distance to the floor, and the widget's two panels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from minidsv41.course.figures import COLOURS, figure
+from minidsv41.course.limits import Card, binds, floor, h200, limits, released
+from minidsv41.course.peers import Point
+
+LOW, HIGH = 0.3, 3_000  # FLOP a byte
+KINDS = {
+    "seam": "query",
+    "kv_write": "other",
+    "index, decode": "index",
+    "index, prompt": "index",
+    "sparse attention, decode": "main",
+    "sparse attention, prompt": "encoder",
+    "window attention, prompt": "window",
+    "Engram read": "decoder",
+    "gated delta": "state",
+}
+LIMITS = {"memory": COLOURS["main"], "arithmetic": COLOURS["draft"], "launch": COLOURS["other"]}
+
+
+def roof(ax: Axes, on: Card) -> None:
+    ax.plot([LOW, on.ridge, HIGH], [LOW * on.copy / 1e3, on.products, on.products], color=COLOURS["query"], lw=1.4)
+    ax.set(xscale="log", yscale="log", xlim=(LOW, HIGH))
+    ax.set(xlabel="FLOP for each byte that must move", ylabel="TFLOP/s (BF16)")
+    ax.set_xticks([1, 10, 100, 1000], ["1", "10", "100", "1,000"])
+    ax.set_yticks([0.01, 0.1, 1, 10, 100, 1000], ["0.01", "0.1", "1", "10", "100", "1,000"])
+    ax.minorticks_off()
+
+
+def colour(point: Point) -> str:
+    return COLOURS[KINDS[point.work.name]]
+
+
+def roofline(points: Sequence[Point], on: Card) -> Figure:
+    """A dot for each recorded time; a stem to where its floor would put it. Only work that has products."""
+    fig, ax = figure(440)
+    roof(ax, on)
+    ax.set_ylim(0.02, 2_000)
+    for p in points:
+        if p.intensity:
+            top = p.work.products(p.tokens) / p.floor(on) / 1e6
+            ax.plot([p.intensity] * 2, [p.tflops, top], color=colour(p), lw=1.2)
+            ax.plot([p.intensity], [p.tflops], "o", color=colour(p), ms=6, zorder=5)
+            ax.plot([p.intensity], [top], "o", mfc="white", mec=colour(p), ms=5, zorder=4)
+    named = {
+        "seam": (0.6, 0.25, "seam"),
+        "index, decode": (78, 78, "index,\ndecode"),
+        "sparse attention, decode": (300, 9, "sparse attention,\ndecode"),
+        "sparse attention, prompt": (700, 300, "sparse attention,\nprompt"),
+        "window attention, prompt": (100, 22, "window attention,\nprompt"),
+        "gated delta": (300, 160, "gated delta"),
+    }
+    for name, (x, y, text) in named.items():
+        right = name in ("index, decode", "window attention, prompt")
+        style = dict(color=COLOURS[KINDS[name]], fontweight="bold", fontsize=8, va="center")
+        ax.text(x, y, text, ha="right" if right else "left", **style)
+    for p in points:
+        if p.work.name == "seam":
+            text = f"{p.label} tokens" if p.tokens > 1 else "1 token"
+            place = dict(xytext=(7, 3 if p.tokens == 32768 else -9), textcoords="offset points")
+            ax.annotate(text, (p.intensity, p.tflops), fontsize=8, **place)
+    ax.text(1.3, 8.5, f"{on.copy:,.0f} GB/s", rotation=34, fontsize=8)
+    ax.text(HIGH, on.products * 1.12, f"{on.products:,.0f} TFLOP/s", ha="right", fontsize=8)
+    ax.text(0.36, 900, "ring: the floor\ndot: best recorded time", va="center", fontsize=9)
+    return fig
+
+
+def distances(points: Sequence[Point], on: Card) -> Figure:
+    """How many floors each recorded time is, a row an operation, tokens beside the dots."""
+    names = list(dict.fromkeys(p.work.name for p in points))
+    fig, ax = figure(60 + 30 * len(names))
+    for row, name in enumerate(names):
+        own = sorted((p for p in points if p.work.name == name), key=lambda p: p.times(on))
+        ax.plot([1, max(p.times(on) for p in own)], [row, row], color="#DDDDDD", lw=1, zorder=1)
+        for i, p in enumerate(own):
+            ax.plot([p.times(on)], [row], "o", color=colour(p), ms=6, zorder=3)
+            close = i and p.times(on) / own[i - 1].times(on) < 1.25
+            place = dict(xytext=(7, -3)) if close else dict(xytext=(0, 5), ha="center")
+            ax.annotate(p.label, (p.times(on), row), textcoords="offset points", fontsize=8, **place)
+    ax.axvline(1, color=COLOURS["query"], lw=1.2)
+    ax.set(xscale="log", xlim=(0.95, 70), ylim=(len(names) - 0.4, -0.8), xlabel="recorded time / floor")
+    ax.set_xticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
+    ax.minorticks_off()
+    ax.set_yticks(range(len(names)), names)
+    ax.tick_params(left=False)
+    ax.spines["left"].set_visible(False)
+    return fig
+
+
+def moved(*, power: int, operation: str, start: str) -> Figure:
+    """The widget's picture: under the roof on the left, the three limits over the tokens on the right."""
+    fig, (left, right) = figure(330, columns=2)
+    fig.set_layout_engine(None)  # a widget redraws this, and a fixed layout is quicker
+    fig.subplots_adjust(left=0.105, right=0.97, top=0.92, bottom=0.15, wspace=0.3)
+    work, on, tokens = released()[operation], h200(start), 2**power
+    roof(left, on)
+    left.set_ylim(1e-4, 3_000)
+    left.set_yticks([0.001, 0.1, 10, 1000], ["0.001", "0.1", "10", "1,000"])
+    flops = work.products(tokens)
+    if flops:
+        x, y = flops / work.bytes(tokens), flops / floor(work, tokens, on) / 1e6
+        left.plot([x, x], [y, min(on.products, x * on.copy / 1e3)], color=COLOURS["other"], lw=1)
+        left.plot([x], [y], "o", color=COLOURS[KINDS[operation]], ms=9, zorder=5)
+    else:
+        left.text(0.5, 0.3, "no matrix products", ha="center", transform=left.transAxes)
+    lines(right, operation, tokens, start)
+    return fig
+
+
+def lines(ax: Axes, operation: str, tokens: int, start: str) -> None:
+    """µs of each limit over the tokens; the one that binds at `tokens` is thick."""
+    work, on = released()[operation], h200(start)
+    at = [2**n for n in range(16)]
+    now = binds(work, tokens, on)
+    for name, shade in LIMITS.items():
+        times = [limits(work, t, on)[name] for t in at]
+        if any(times):
+            ax.plot(at, times, color=shade, lw=2.6 if name == now else 1.2)
+            ax.plot([tokens], [limits(work, tokens, on)[name]], "o", color=shade, ms=7 if name == now else 4)
+    for y, (name, shade) in zip((0.95, 0.88, 0.81), LIMITS.items(), strict=True):
+        bold = "bold" if name == now else "normal"
+        ax.text(0.03, y, name, color=shade, transform=ax.transAxes, fontweight=bold, fontsize=9)
+    ax.set(xscale="log", yscale="log", xlim=(0.8, 5e4), ylim=(1e-3, 1e6), xlabel="tokens", ylabel="µs at least")
+    ax.set_xticks([1, 32, 1024, 32768], ["1", "32", "1,024", "32,768"])
+    ax.set_yticks([0.01, 1, 100, 10_000], ["0.01", "1", "100", "10,000"])
+    ax.minorticks_off()
