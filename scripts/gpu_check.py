@@ -11,6 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -22,16 +25,24 @@ LONGEST = 1 << 30  # bytes: larger cases only repeat smaller ones
 
 
 def tests(seconds: float) -> bool:
-    """Run tests/kernels; the last lines are printed."""
-    command = [sys.executable, "-m", "pytest", "tests/kernels", "-x", "-q", "-m", "not slow", "-p", "no:cacheprovider"]
+    """Run tests/kernels, a process for each file, since compiling is most of it; the last lines are printed."""
+    files, right = sorted(Path("tests/kernels").glob("test_*.py")), True
+    with ThreadPoolExecutor(len(files)) as pool:
+        for file, (passed, lines) in zip(files, pool.map(partial(tested, seconds=seconds), files), strict=True):
+            print(f"{file.name}: " + "\n".join(lines[-1 if passed else -40 :]), flush=True)
+            right &= passed
+    return right
+
+
+def tested(file: Path, *, seconds: float) -> tuple[bool, list[str]]:
+    """Whether the tests of a file pass in time, and what they print."""
+    command = [sys.executable, "-u", "-m", "pytest", str(file), "-v", "--tb=short", "-m", "not slow"]
+    command += ["-p", "no:cacheprovider"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        print(f"tests: not done after {seconds:.0f} s")
-        return False
-    lines = (found.stdout + found.stderr).strip().splitlines()
-    print("\n".join(lines[-40 if found.returncode else -1 :]), flush=True)
-    return found.returncode == 0
+        found = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds)
+    except subprocess.TimeoutExpired as late:
+        return False, [*(late.stdout or b"").decode().splitlines(), f"not done after {seconds:.0f} s"]
+    return found.returncode == 0, found.stdout.decode().strip().splitlines()
 
 
 def errors(case: Case, device: torch.device, seeds: int) -> Iterator[tuple[float, float]]:
