@@ -27,12 +27,12 @@ VARIANTS: dict[str, Program] = {
     "the last one adds": (
         "part[p] = f[p]",
         "n = atomic_add(count, 0, 1)",
-        "out[0] = sum(part) if n == 2 else out[0]",
+        "if n == 2: out[0] = sum(part)",
     ),
     "counts, then writes": (
         "n = atomic_add(count, 0, 1)",
         "part[p] = v[p]",
-        "out[0] = sum(part) if n == 2 else out[0]",
+        "if n == 2: out[0] = sum(part)",
     ),
 }
 

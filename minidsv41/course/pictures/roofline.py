@@ -55,7 +55,7 @@ def roofline(points: Sequence[Point], on: Card) -> Figure:
         "index, decode": (78, 78, "index,\ndecode"),
         "sparse attention, decode": (300, 9, "sparse attention,\ndecode"),
         "sparse attention, prompt": (700, 300, "sparse attention,\nprompt"),
-        "window attention, prompt": (100, 22, "window attention,\nprompt"),
+        "window attention, prompt": (112, 15, "window\nattention,\nprompt"),
         "gated delta": (300, 160, "gated delta"),
     }
     for name, (x, y, text) in named.items():
@@ -76,15 +76,16 @@ def roofline(points: Sequence[Point], on: Card) -> Figure:
 def distances(points: Sequence[Point], on: Card) -> Figure:
     """How many floors each recorded time is, a row an operation, tokens beside the dots."""
     names = list(dict.fromkeys(p.work.name for p in points))
-    fig, ax = figure(60 + 30 * len(names))
+    fig, ax = figure(60 + 36 * len(names))
     for row, name in enumerate(names):
         own = sorted((p for p in points if p.work.name == name), key=lambda p: p.times(on))
         ax.plot([1, max(p.times(on) for p in own)], [row, row], color="#DDDDDD", lw=1, zorder=1)
         for i, p in enumerate(own):
             ax.plot([p.times(on)], [row], "o", color=colour(p), ms=6, zorder=3)
             close = i and p.times(on) / own[i - 1].times(on) < 1.25
-            place = dict(xytext=(7, -3)) if close else dict(xytext=(0, 5), ha="center")
-            ax.annotate(p.label, (p.times(on), row), textcoords="offset points", fontsize=8, **place)
+            above = (0, -12 if close else 5)
+            place = dict(textcoords="offset points", fontsize=8, ha="center")
+            ax.annotate(p.label, (p.times(on), row), above, **place)
     ax.axvline(1, color=COLOURS["query"], lw=1.2)
     ax.set(xscale="log", xlim=(0.95, 70), ylim=(len(names) - 0.4, -0.8), xlabel="recorded time / floor")
     ax.set_xticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
