@@ -256,7 +256,7 @@ def test_a_machine_is_measured_round_by_round():
 
 
 def test_an_unknown_machine_is_answered_with_the_names():
-    with pytest.raises(PlanError, match="no machine 'H1'; there are H20"):
+    with pytest.raises(PlanError, match="gpu = 'H1': there are H20"):
         machine_named("H1")
 
 
@@ -277,7 +277,7 @@ def test_any_shape_can_be_planned():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("x", "no JSON"), ("[1]", "no record"), ('{"kind": "decode"}', "but of decode")]
+    ("text", "said"), [("x", "no JSON"), ("[1]", "no record"), ('{"kind": "decode"}', "a record of decode")]
 )
 def test_a_file_that_is_no_record_of_a_machine_is_refused_by_name(tmp_path, text: str, said: str):
     path = tmp_path / "record.json"

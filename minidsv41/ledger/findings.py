@@ -38,12 +38,16 @@ def rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def sessions(n: int) -> str:
+    return f"{n:,} session" + "s" * (n != 1)
+
+
 def fits(p: Plan) -> list[str]:
     o = p.order
-    said = [f"{p.fit:,} sessions of {o.context:,} tokens fit on {o.gpus} {o.machine.name}."]
+    said = [f"{sessions(p.fit)} of {o.context:,} tokens fit on {o.gpus:,} {o.machine.name}."]
     if o.sessions > p.fit:
         waiting, more = o.sessions - p.fit, gpus_for(o, o.sessions)
-        said.append(f"{o.sessions:,} were asked for: {waiting:,} wait. Memory binds; {more} would hold all.")
+        said.append(f"{o.sessions:,} were asked for: {waiting:,} wait. Memory binds; {more:,} would hold all.")
     return said
 
 
@@ -69,6 +73,6 @@ def findings(p: Plan) -> list[str]:
         f"A step of {p.running:,} takes {time(step['step_s'])} at least, bound by {binds(p)}.",
         f"That is at most {rate(speed)} tokens/s for each and {rate(whole)} for all.",
         f"A prompt of {o.context:,} tokens{found} takes at least {ways}.",
-        f"On disk {o.sessions:,} sessions leave {amount(disk)}: {price}.",
+        f"On disk {sessions(o.sessions)} leave{'s' * (o.sessions == 1)} {amount(disk)}: {price}.",
         *(f"Not from a source: {text}." for text in o.model.assumed),
     ]

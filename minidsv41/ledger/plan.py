@@ -16,7 +16,7 @@ from minidsv41.config import ModelConfig
 from minidsv41.config.presets import PRESETS
 from minidsv41.ledger.books import Book
 from minidsv41.ledger.line import Line, call, ceiling, fields, least, lift, total
-from minidsv41.ledger.machines import Machine, machine, recorded
+from minidsv41.ledger.machines import MACHINES, Machine, machine, recorded
 from minidsv41.ledger.planned import V41, Planned
 from minidsv41.ledger.planned_before import BEFORE
 
@@ -41,19 +41,21 @@ def machine_named(name: str) -> Machine:
     """Raises PlanError with the names."""
     try:
         return machine(name)
-    except KeyError as error:
-        raise PlanError(error.args[0]) from None
+    except KeyError:
+        raise PlanError(f"gpu = {name!r}: there are {', '.join(m.name for m in MACHINES)}") from None
 
 
 def machine_recorded(path: Path) -> Machine:
     """The machine of a record that `minidsv41 bench machine` wrote. Raises PlanError for another file."""
+    allowed = "allowed is a file that `minidsv41 bench machine` wrote"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
-        raise PlanError(f"{path}: no JSON") from None
+        raise PlanError(f"record = {path}: no JSON; {allowed}") from None
     kind = found.get("kind") if isinstance(found, dict) else None
     if kind != "machine":
-        raise PlanError(f"{path}: no record of `bench machine`" + (f", but of {kind}" if kind else ""))
+        what = f"a record of {kind}" if kind else "no record"
+        raise PlanError(f"record = {path}: {what}; {allowed}")
     return recorded(found)
 
 
@@ -144,16 +146,16 @@ def gpus_for(order: Order, sessions: int) -> int:
 
 def check_room(order: Order, have: Line, weights: Line, one: Line) -> None:
     """Raises PlanError, with the GPUs that would do, if not even one session fits."""
-    what = f"{order.gpus} {order.machine.name} leave {float(have.value) / 1e9:,.1f} GB"
+    what = f"{order.gpus:,} {order.machine.name} leave {float(have.value) / 1e9:,.1f} GB"
     if weights.value > have.value:
         raise PlanError(
             f"gpus = {order.gpus}: the weights of {order.model.name} take {float(weights.value) / 1e9:,.1f} GB and "
-            f"{what}; from {gpus_for(order, 1)} on they fit, with one session"
+            f"{what}; from {gpus_for(order, 1):,} on they fit, with one session"
         )
     if weights.value + one.value > have.value:
         raise PlanError(
             f"context = {order.context:,}: beside the weights there is no room for one session of "
-            f"{float(one.value) / 1e9:,.3f} GB; {gpus_for(order, 1)} {order.machine.name} have it"
+            f"{float(one.value) / 1e9:,.3f} GB; {gpus_for(order, 1):,} {order.machine.name} have it"
         )
 
 
