@@ -75,6 +75,23 @@ def test_states_that_do_not_grow():
     assert model("DeepSeek-V4.1-Flash").per_request.value == 40 * 128 * 528
 
 
+def test_tokens_wait_until_their_group_is_whole():
+    """V4: up to 7 tokens in CSA, whose groups overlap, and 127 in HCA, each with values and scores in FP32."""
+    csa, hca, _ = model("DeepSeek-V4-Flash").parts
+    assert csa.open_groups.value == 21 * 7 * (2 * 1024 + 2 * 256) * 4
+    assert hca.open_groups.value == 20 * 127 * 1024 * 4
+    assert float(model("DeepSeek-V4-Flash").open_groups.value) / 2**20 == pytest.approx(11.4, abs=0.05)
+    assert model("DeepSeek-V4.1-Flash").open_groups.value == 3 * 1024 * 4
+    assert not model("Qwen3.5-397B").open_groups.value
+
+
+def test_what_a_prefix_ends_at_is_the_strictest_of_its_parts(capsys: pytest.CaptureFixture):
+    assert [part.prefix for part in model("GLM-5.3-Flash").parts] == ["every 16 tokens", "where a state was saved"]
+    print_models(Console(width=240))
+    rows = {line.split("  ")[0].strip(): line for line in capsys.readouterr().out.splitlines()}
+    assert "at any token" in rows["Kimi K2"] and "at any token" not in rows["Qwen3.5-397B"]
+
+
 def test_a_hand_over_of_128k_tokens():
     assert model("Kimi K2").held(K128).value == 9_210_691_584
     assert float(model("DeepSeek-V3.2").held(K128).value) == pytest.approx(6.30e9, rel=0.001)

@@ -22,6 +22,7 @@ from minidsv41.ledger.parts import (
 )
 
 V4_ROW, FP4_KEY, FP8_KEY = 584, 68, 132
+CSA_OPEN, HCA_OPEN = 4 * 2 * (1024 + 256), 4 * 2 * 512  # values and scores in FP32: entries, and CSA's index keys
 LATENT_BF16, LATENT_FP8 = 576 * 2, 656  # 512 + 64 rotated values; FP8 with scales, the rotated ones in BF16
 
 
@@ -45,6 +46,12 @@ class Deployed:
         """Bytes of a request at any length (with its windows full)."""
         whole = sum((part.per_request for part in self.parts), start=lift(0))
         return whole.named("fixed_bytes_per_request", f"B, {self.layout}")
+
+    @property
+    def open_groups(self) -> Line:
+        """Bytes of tokens whose groups are not whole, at most; neither `per_request` nor `held` counts them."""
+        whole = sum((part.open_groups for part in self.parts if hasattr(part, "open_groups")), start=lift(0))
+        return whole.named("open_group_bytes", "B, FP32")
 
     def held(self, context: int) -> Line:
         """Bytes of one request of `context` tokens: what it holds, and what a hand-over carries."""
@@ -82,8 +89,8 @@ def kda(layers: int, heads: int) -> DeltaState:
 
 def v4(name: str, *, csa: int, hca: int, layers: int, topk: int, key: int = FP4_KEY) -> Deployed:
     parts = (
-        Compressed(layers=csa, rate=4, row=V4_ROW, key=key, topk=topk),
-        Compressed(layers=hca, rate=128, row=V4_ROW),
+        Compressed(layers=csa, rate=4, row=V4_ROW, key=key, topk=topk, open_row=CSA_OPEN),
+        Compressed(layers=hca, rate=128, row=V4_ROW, open_row=HCA_OPEN),
         Windows(layers=layers, window=128, row=V4_ROW),
     )
     return Deployed(name=name, layout=f"V4 rows, {'FP4' if key == FP4_KEY else 'FP8'} index", parts=parts)

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from minidsv41.config import ModelConfig
-from minidsv41.ledger.bytes import index_entry_bytes, kv_bytes_per_token, main_entry_bytes, swa_bytes_per_sequence
+from minidsv41.ledger.bytes import (
+    index_entry_bytes,
+    kv_bytes_per_token,
+    main_entry_bytes,
+    open_pair_bytes,
+    swa_bytes_per_sequence,
+)
 from minidsv41.ledger.flops import cand_positions
 from minidsv41.ledger.line import Line, fields, least, lift
 
@@ -74,8 +80,11 @@ class LatentRows:
     pool: int = 1
 
     split = NO_SPLIT
-    prefix = ANYWHERE
     per_request = lift(0)
+
+    @property
+    def prefix(self) -> str:
+        return f"every {self.pool} tokens" if self.pool > 1 else ANYWHERE
 
     @property
     def per_token(self) -> Line:
@@ -91,16 +100,26 @@ class LatentRows:
 
 @dataclass(frozen=True, kw_only=True)
 class Compressed:
-    """CSA and HCA: an entry of `row` bytes for `rate` tokens; CSA has index keys and reads `topk` entries, HCA all."""
+    """CSA and HCA: an entry of `row` bytes for `rate` tokens; CSA has index keys and reads `topk` entries, HCA all.
+
+    Until its group is whole, and in CSA until the next one is, a token waits in `open_row` bytes.
+    """
 
     layers: int
     rate: int
     row: int
     key: int = 0
     topk: int = 0
+    open_row: int = 0
 
     split = NO_SPLIT
     per_request = lift(0)
+
+    @property
+    def open_groups(self) -> Line:
+        """Bytes of waiting tokens, at most."""
+        layers, rate, row = fields(self, "layers rate open_row")
+        return layers * ((2 * rate if self.key else rate) - 1) * row
 
     @property
     def prefix(self) -> str:
@@ -182,6 +201,10 @@ class SharedEntries:
     split = NO_SPLIT
     prefix = "at even tokens"
     per_request = lift(0)
+
+    @property
+    def open_groups(self) -> Line:
+        return open_pair_bytes(self.config)
 
     @property
     def layers(self) -> int:

@@ -10,6 +10,7 @@ from minidsv41.config import ModelConfig
 from minidsv41.ledger.books import Book, books
 from minidsv41.ledger.deployed import MODELS
 from minidsv41.ledger.line import Line, plain
+from minidsv41.ledger.parts import ANYWHERE
 
 SCALES = {
     "B": (("GB", 10**9), ("MB", 10**6)),
@@ -59,8 +60,8 @@ def print_models(console: Console, *, context: int = 131_072) -> None:
         "model",
         "layout",
         "B/token",
-        "fixed MB",
-        f"held at {context:,}, MB",
+        "fixed MB (+ open groups at most)",
+        f"held, handed over at {context:,}, MB",
         "read a step, MB",
         "bytes divide",
         "a prefix ends",
@@ -70,10 +71,11 @@ def print_models(console: Console, *, context: int = 131_072) -> None:
         out.add_column(title, justify="right" if numeric else "left", no_wrap=title == "model")
     for m in MODELS:
         megabytes = [float(line.value) / 1e6 for line in (m.per_request, m.held(context), m.reads(context))]
-        divide, end = (
-            "; ".join(dict.fromkeys(getattr(part, name) for part in m.parts)) for name in ("split", "prefix")
-        )
+        divide = "; ".join(dict.fromkeys(part.split for part in m.parts))
+        end = "; ".join(dict.fromkeys(part.prefix for part in m.parts if part.prefix != ANYWHERE)) or ANYWHERE
         name = f"{m.name} ({', '.join(m.assumed)} assumed)" if m.assumed else m.name
         cells = [f"{float(m.per_token.value):,.2f}".removesuffix(".00"), *(f"{x:,.1f}" for x in megabytes)]
+        if m.open_groups.value:
+            cells[1] += f" + {float(m.open_groups.value) / 1e6:.2g}"
         out.add_row(name, m.layout, *cells, divide, end)
     console.print(out)
