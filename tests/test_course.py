@@ -145,6 +145,7 @@ class Odd:
         (lambda n: None, "you say None"),
         (7, "you say 7"),
         (lambda n: torch.zeros(2, 1), "you say [[0.0], [0.0]]"),
+        (lambda n: (torch.tensor([1 / 3]), torch.tensor(2)), "you say [[0.333333], 2]"),
         (lambda n: torch.zeros(99), "you say tensor([0., 0."),
         (lambda n: (1000, 2), "you say (1000, 2)"),
         (lambda n: float("nan"), "you say nan"),

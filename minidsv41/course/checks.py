@@ -135,13 +135,26 @@ def explain(task: Exercise, tried: list, got: list, inputs: dict, value: Any, ri
     return text
 
 
+def listed(value: Any) -> Any:
+    """A tensor, or several, as nested lists of numbers in six digits; None for anything else."""
+    if isinstance(value, (list, tuple)) and value and all(hasattr(x, "tolist") for x in value):
+        return [listed(x) for x in value]
+    if not hasattr(value, "tolist"):
+        return None
+
+    def digits(x: Any) -> Any:
+        return list(map(digits, x)) if isinstance(x, list) else float(f"{x:.6g}") if isinstance(x, float) else x
+
+    return digits(value.tolist())
+
+
 def shown(value: Any) -> str:
     """A value on one short line; a whole number with separators, containers as Python writes them."""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.6g}"
-    if hasattr(value, "tolist") and len(text := str(value.tolist())) <= 100:
+    if (numbers := listed(value)) is not None and len(text := str(numbers)) <= 200:
         return text
     return textwrap.shorten(" ".join(repr(value).split()), 100, placeholder=" …")
 
