@@ -14,13 +14,13 @@ from minidsv41.course.lessons.l11 import (
     FASTER,
     MOVE,
     PLAN,
-    largest_read,
     machine_by_hand,
     moved,
     planned_machine,
     released,
     speed,
 )
+from minidsv41.course.lessons.slips11 import largest_read
 from minidsv41.course.pictures import planning as pictures
 from minidsv41.course.sabotage import sabotage
 from minidsv41.ledger import bytes as kept

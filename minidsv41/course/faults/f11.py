@@ -65,7 +65,7 @@ FAULTS = (
         kind={"en": "omission", "zh": "遗漏"},
         change={"en": "a session is 890 B a token and nothing else", "zh": "会话只算每 token 890 B，别无其他"},
         symptom={
-            "en": "right at a million tokens; at chat length the machine takes a fraction of what it was sold for",
+            "en": "nearly right at a million tokens; at chat length the machine takes a fraction of what was sold",
             "zh": "一百万 token 时几乎正确；聊天长度下，机器能承载的会话只有承诺的几分之一",
         },
         apply=growing_only,

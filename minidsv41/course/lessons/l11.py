@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from math import ceil
@@ -11,17 +11,16 @@ from typing import Any
 from minidsv41.config import ModelConfig
 from minidsv41.course.exercise import Exercise, Mistake, call
 from minidsv41.course.lessons import said11 as texts
+from minidsv41.course.lessons import slips11 as slips
+from minidsv41.course.lessons.slips11 import planned_machine
 from minidsv41.course.sharing import mean_distance, scheduled
 from minidsv41.ledger.deployed import Deployed
-from minidsv41.ledger.findings import read_by_kind
-from minidsv41.ledger.line import Line
 from minidsv41.ledger.machines import machine
 from minidsv41.ledger.parts import HeadRows, Windows
-from minidsv41.ledger.plan import Order, gpus_for, plan, planned
+from minidsv41.ledger.plan import Order, plan, planned
 from minidsv41.ledger.planned import V41
 
 FLASH = ModelConfig.preset("flash")
-GROUPS = {"dense_read_bytes": "dense weights", "expert_read_bytes": "routed experts"}
 MOST, FASTER = 7, Fraction(13, 10)  # layers of mean distance; times the release's tokens a second
 RELEASE = ("0x2 2x18 1x20", "2 8 14 20", "2 8 14 20 24 28 32 36")
 
@@ -62,54 +61,17 @@ CROSSOVER = Exercise(
             thought=texts.ROUNDED_DOWN,
         ),
         Mistake(
+            name="one too far",
+            answer=lambda layers, window, row, per_token: layers * window * row // per_token + 1,
+            thought=texts.ONE_TOO_FAR,
+        ),
+        Mistake(
             name="one row",
             answer=lambda layers, window, row, per_token: crossover(layers, 1, row, per_token),
             thought=texts.ONE_ROW,
         ),
     ),
 )
-
-
-def ordered(context: int, sessions: int, gpus: int = 8) -> Order:
-    return Order(model=planned("flash"), machine=machine("H200"), gpus=gpus, context=context, sessions=sessions)
-
-
-def largest(kinds: dict[str, float]) -> str:
-    """Which of dense weights, routed experts and cache has most bytes."""
-    groups: dict[str, float] = {}
-    for name, size in kinds.items():
-        group = GROUPS.get(name, "cache")
-        groups[group] = groups.get(group, 0) + size
-    return max(groups, key=groups.get)
-
-
-def planned_machine(context: int, sessions: int) -> tuple[int, str]:
-    gpus = gpus_for(ordered(context, sessions), sessions)
-    found = plan(ordered(context, sessions, gpus))
-    return gpus, "arithmetic" if found.binds == "arithmetic" else largest(read_by_kind(found))
-
-
-def no_reserve(context: int, sessions: int) -> tuple[int, str]:
-    return gpus_for(replace(ordered(context, sessions), free=0), sessions), planned_machine(context, sessions)[1]
-
-
-def growing_only(context: int, sessions: int) -> tuple[int, str]:
-    order = ordered(context, sessions)
-    need = int(order.model.weights()) + sessions * int(order.model.stored(context))
-    return ceil(need / (0.9 * order.machine.memory)), planned_machine(context, sessions)[1]
-
-
-def largest_read(context: int, sessions: int) -> tuple[int, str]:
-    gpus = planned_machine(context, sessions)[0]
-    return gpus, largest(read_by_kind(plan(ordered(context, sessions, gpus))))
-
-
-def all_experts(context: int, sessions: int) -> tuple[int, str]:
-    gpus, what = planned_machine(context, sessions)
-    found = plan(ordered(context, sessions, gpus))
-    every = found.order.model.experts().read(Line("sessions", 10**6))
-    kinds = read_by_kind(found) | {"expert_read_bytes": float(every.value)}
-    return gpus, what if what == "arithmetic" else largest(kinds)
 
 
 def machine_by_hand(context: int, sessions: int) -> tuple[int, str]:
@@ -132,21 +94,26 @@ PLAN = Exercise(
     name="11.plan",
     inputs=lambda: [
         dict(context=4096, sessions=1),
-        dict(context=131_072, sessions=1000),
+        dict(context=131_072, sessions=3000),
         dict(context=1_048_576, sessions=1000),
         dict(context=1_048_576, sessions=3000),
         dict(context=4096, sessions=20_000),
         dict(context=131_072, sessions=20_000),
+        dict(context=1024, sessions=115_000),
     ],
     reference=planned_machine,
     solution=machine_by_hand,
     why=texts.PLAN_WHY,
     hints=texts.PLAN_HINTS,
     mistakes=(
-        Mistake(name="no reserve", answer=no_reserve, thought=texts.NO_RESERVE),
-        Mistake(name="growing part only", answer=growing_only, thought=texts.GROWING_ONLY),
-        Mistake(name="largest read", answer=largest_read, thought=texts.LARGEST_READ),
-        Mistake(name="all experts", answer=all_experts, thought=texts.ALL_EXPERTS),
+        Mistake(name="no reserve", answer=slips.no_reserve, thought=texts.NO_RESERVE),
+        Mistake(name="growing part only", answer=slips.growing_only, thought=texts.GROWING_ONLY),
+        Mistake(name="bare windows", answer=slips.bare_windows, thought=texts.BARE_WINDOWS),
+        Mistake(name="tables too", answer=slips.tables_too, thought=texts.TABLES_TOO),
+        Mistake(name="plain products", answer=slips.plain_products, thought=texts.PLAIN_PRODUCTS),
+        Mistake(name="own experts", answer=slips.own_experts, thought=texts.OWN_EXPERTS),
+        Mistake(name="largest read", answer=slips.largest_read, thought=texts.LARGEST_READ),
+        Mistake(name="all experts", answer=slips.all_experts, thought=texts.ALL_EXPERTS),
     ),
 )
 

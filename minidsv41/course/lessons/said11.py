@@ -23,6 +23,10 @@ ROUNDED_DOWN: Text = {
     "en": "You rounded down: at that length the windows are still heavier.",
     "zh": "你向下取整了：在那个长度，滑窗仍然更重。",
 }
+ONE_TOO_FAR: Text = {
+    "en": "You went one token too far where the quotient is whole: there they are even already, and even counts.",
+    "zh": "商为整数时你多走了一个 token：在那里两者已经相等，相等也算。",
+}
 ONE_ROW: Text = {
     "en": "You compare one row with one token. A window keeps `window` rows.",
     "zh": "你拿一行和一个 token 比。一个滑窗有 window 行。",
@@ -62,6 +66,26 @@ GROWING_ONLY: Text = {
     "scratch of verification.",
     "zh": "你只算了每 token 890 B，忘了会话在任何长度都持有的部分：43 个 128 行的滑窗，以及验证用的暂存。",
 }
+BARE_WINDOWS: Text = {
+    "en": "A session holds a little more than entries and 40 windows: three windows of the draft module and the "
+    "scratch of verification. `model.session(context)` lists all of it.",
+    "zh": "会话持有的不止条目和 40 个滑窗：还有草稿模块的三个滑窗和验证用的暂存。`model.session(context)` 列出了全部。",
+}
+TABLES_TOO: Text = {
+    "en": "You put Engram's tables on the GPUs as well. Here they lie in the host's memory.",
+    "zh": "你把 Engram 的表也放到了 GPU 上。这里它们放在主机内存里。",
+}
+PLAIN_PRODUCTS: Text = {
+    "en": "You count FP8 products like BF16 ones. An H200 does two of them in the same time: "
+    "`step_flops(context, fp8=True)` counts each of them half.",
+    "zh": "你把 FP8 乘法和 BF16 一样计。H200 在同样时间里能做两倍的 FP8 乘法："
+    "`step_flops(context, fp8=True)` 把它们按一半计。",
+}
+OWN_EXPERTS: Text = {
+    "en": "You let each session read its six experts of a layer for itself. One reading serves all who chose the same "
+    "expert, and a layer has no more than 384.",
+    "zh": "你让每个会话各读自己的六个专家。选中同一专家的会话共用一次读取，而一层最多只有 384 个专家。",
+}
 LARGEST_READ: Text = {
     "en": "You name the largest read without asking whether reading is what takes longest.",
     "zh": "你指出了最大的读取项，却没有问读取是不是最慢的。",
@@ -97,8 +121,8 @@ MOVE_HINTS: tuple[Text, ...] = (
     {"en": "ratio 2 everywhere and three owners, as in 04.schedule", "zh": "全部压缩比为 2，三个源层，如 04.schedule"},
 )
 FEWER_CHOOSERS: Text = {
-    "en": "You removed choosers behind the pool. They read 2 % of a step.",
-    "zh": "你去掉了候选池后面的选择层。它们只占一步读取量的 2 %。",
+    "en": "You removed choosers behind the pool. They read 2 % of a session's rows in a step.",
+    "zh": "你去掉了候选池后面的选择层。它们只占会话一步所读各行的 2 %。",
 }
 ONE_LESS: Text = {
     "en": "One owner less, and the decoder's keys are as long as before. That is half of the way.",
