@@ -46,6 +46,11 @@ LEFT = Exercise(
         Mistake(name="decay alone", answer=lambda stores, alpha, beta: beta * alpha**stores, thought=said.DECAY_ALONE),
         Mistake(name="no decay", answer=lambda stores, alpha, beta: beta * (1 - beta) ** stores, thought=said.NO_DECAY),
         Mistake(
+            name="misplaced decay",
+            answer=lambda stores, alpha, beta: beta * (alpha - beta) ** stores,
+            thought=said.LEFT_MISPLACED,
+        ),
+        Mistake(
             name="one decay too many",
             answer=lambda stores, alpha, beta: alpha * beta * (alpha * (1 - beta)) ** stores,
             thought=said.FIRST_DECAYED,

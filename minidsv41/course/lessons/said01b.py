@@ -29,6 +29,11 @@ NO_DECAY: Text = {
     "en": "You replace only. Each step also lets the memory fade.",
     "zh": "你只算了替换，每一步还有衰减。",
 }
+LEFT_MISPLACED: Text = {
+    "en": "That is the printed form: it predicts before the memory fades and leaves α − β. What has faded predicts "
+    "only α of its answer, so α(1 − β) is left.",
+    "zh": "这是印错的那种写法：先预测再衰减，剩下 α − β。衰减之后的记忆只预测出原来的 α 倍，所以剩下 α(1 − β)。",
+}
 FIRST_DECAYED: Text = {
     "en": "You let the value fade in the step that stores it. The decay comes first and meets only what was there.",
     "zh": "你让新值在写入的那一步也衰减了。衰减在前，只作用于原来就有的内容。",
