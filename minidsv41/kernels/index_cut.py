@@ -134,7 +134,7 @@ def merge(
     slots, runs, stride = values.shape
     width = runs * run
     for parts in cut_parts(width, k, cut):
-        final, taken = parts == 1, min(cut.width, triton.next_power_of_2(width))
+        final, taken = parts == 1, min(cut.width, triton.next_power_of_2(max(16, width)))
         to = None if final else values.new_empty(2, slots, parts, k)
         launch(
             cut_kernel,

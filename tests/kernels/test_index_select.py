@@ -223,9 +223,10 @@ def test_a_pool_without_blocks_and_a_cache_without_rows_select_nothing(device):
     keys = Rows(torch.zeros(0, 32, device=device), torch.zeros(2, 1, dtype=torch.int64, device=device), 16)
     visible, batch = torch.zeros(2, dtype=torch.int64, device=device), ragged((1, 1), device)
     pool = Pool(torch.full((2, 3), -1, dtype=torch.int64, device=device), 4)
-    for given in (None, pool):
-        got, _ = index_select(q, w, keys, visible, 8, given, batch=batch, n=0, tile=SMALL)
+    for given in (None, pool, PoolSize(3, 4)):
+        got, same = index_select(q, w, keys, visible, 8, given, batch=batch, n=0, tile=SMALL)
         assert (got == -1).all() and got.shape == (2, 8)
+        assert same is None or (same.blocks == -1).all() and same.blocks.shape == (2, 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
