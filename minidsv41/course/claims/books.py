@@ -128,7 +128,7 @@ CLAIMS = (
         number="1.22",
         said="DSpark: three blocks, a Markov head of rank 256, confidence, a scheduler",
         verdict="right",
-        instead="five tokens a block, features from the last three layers",
+        instead="five tokens a block, features from the last three layers; drafts are judged by Markov-corrected odds",
         proof="lesson 09",
         compute=counts.dspark,
     ),

@@ -147,6 +147,6 @@ def h20() -> Found:
     flop = H20_B * H20_S * ABSORBED
     read = H20_B * H20_S * (LATENT + ROPE) * 2
     rate, bandwidth = flop / H20_MS / 1e9, read / H20_MS / 1e9
-    quarter = f"a tile filled to 16 of 64 rows gives {85 / 4:.0f} to {106 / 4:.0f}"
+    quarter = f"a tile filled to 16 of 64 rows gives {85 / 4:.1f} to {106 / 4:.1f}"
     text = f"3.2 ms are {rate:.1f} TFLOP/s and {bandwidth:.3f} TB/s; {quarter}"
     return Found(text, round(rate, 1) == 91.3 and round(bandwidth, 3) == 0.377 and 85 < rate < 106)
