@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from minidsv41.course.figures import COLOURS, figure
 from minidsv41.course.planning import answered, ordered
 from minidsv41.course.waterfall import Step
-from minidsv41.ledger.findings import read_by_kind
+from minidsv41.ledger.findings import rate, read_by_kind, sessions
 from minidsv41.ledger.plan import Order, Plan, PlanError, gpus_for, resident, usable
 
 KINDS = {
@@ -87,7 +87,7 @@ def memory(ax: Axes, p: Plan) -> None:
     o, lines = p.order, p.memory
     usable, whole = float(lines["usable_bytes"].value), float(o.gpus * o.machine.memory)
     weights, held = float(lines["resident_bytes"].value), p.running * float(lines["session_bytes"].value)
-    parts = [("weights", weights, "other"), (f"{p.running:,} sessions", held, "main")]
+    parts = [("weights", weights, "other"), (sessions(p.running), held, "main")]
     at = 0.0
     for name, size, kind in parts:
         stack(ax, 0, at, size / 1e9, kind, name, share=size / whole)
@@ -96,7 +96,7 @@ def memory(ax: Axes, p: Plan) -> None:
     waits = (
         f"; {o.sessions - p.fit:,} wait, {gpus_for(o, o.sessions):,} GPUs would hold all" if o.sessions > p.fit else ""
     )
-    ax.set_title(f"room for {p.fit:,} sessions of {o.context:,} tokens{waits}", **TITLE)
+    ax.set_title(f"room for {sessions(p.fit)} of {o.context:,} tokens{waits}", **TITLE)
     ax.set(xlim=(0, whole / 1e9), ylim=(-0.5, 0.5), xlabel="GB on all GPUs (hatched: left to activations)")
     ax.set_yticks([0], ["memory"])
     ax.tick_params(left=False)
@@ -113,8 +113,8 @@ def time(ax: Axes, p: Plan) -> None:
         at += size * a_byte
     compute = 1000 * float(p.step["arithmetic_s"].value)
     stack(ax, 1, 0, compute, "draft", "all products", share=compute / longest)
-    rate = float(p.step["tokens_per_second"].value)
-    ax.set_title(f"one step of {p.running:,} sessions: {p.binds} binds, {rate:,.3g} tokens/s each at most", **TITLE)
+    each = rate(float(p.step["tokens_per_second"].value))
+    ax.set_title(f"one step of {sessions(p.running)}: {p.binds} binds, {each} tokens/s each at most", **TITLE)
     ax.set(xlim=(0, 1.02 * longest), ylim=(1.5, -0.5), xlabel="ms at least")
     ax.set_yticks([0, 1], ["bandwidth", "arithmetic"])
     ax.tick_params(left=False)
