@@ -95,6 +95,7 @@ def by_key(
         head, dim, index = head0 + tl.arange(0, HEADS), tl.arange(0, DIMS), row0 + tl.arange(0, N)
         held = index < pages * page
         physical = tl.load(table + wanted * pages + index // page, held, other=0)
+        held = held & (physical >= 0)  # a page that does not exist is -1
         row = tl.where(held, physical * page + index % page, 0).to(tl.int64) * D
         keys = tl.load(window + row[:, None] + dim[None, :], held[:, None] & (dim < D)[None, :], other=0.0).to(DOT)
         total = tl.zeros([DIMS, N], tl.float32)

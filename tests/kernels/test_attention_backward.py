@@ -178,6 +178,12 @@ def test_a_query_without_keys_has_no_gradient(device):
     assert not problem.kernel().q[2].any()
 
 
+def test_pages_that_do_not_exist_are_left_alone(device):
+    problem = Problem([9, 3], page=4, device=device)
+    problem.window.table[1, 1:] = -1
+    assert_same(problem)
+
+
 def test_sequences_may_share_a_page(device):
     problem = Problem([8, 8], page=8, device=device)
     problem.window.table[1] = problem.window.table[0]
