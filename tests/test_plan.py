@@ -285,3 +285,9 @@ def test_a_file_that_is_no_record_of_a_machine_is_refused_by_name(tmp_path, text
     with pytest.raises(PlanError, match=said) as refused:
         machine_recorded(path)
     assert str(path) in str(refused.value)
+
+
+def test_a_session_of_v4_holds_the_tokens_that_wait_for_their_group():
+    (held,) = planned("v4-flash").session(4096)
+    flash = deployed("DeepSeek-V4-Flash")
+    assert held.value == flash.held(4096).value + flash.open_groups.value

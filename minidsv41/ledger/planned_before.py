@@ -65,12 +65,13 @@ class Ancestor:
 
     def session(self, context: int) -> list[Line]:
         tokens = Line("context", context, "tokens")
-        line = tokens * self.kept("per_token") + self.kept("per_request")
+        line = tokens * self.kept("per_token") + self.kept("per_request") + self.kept("open_groups")
         return [line.named("held_bytes", f"B, {self.deployed.layout}")]
 
     def kept(self, name: str) -> Line:
-        """The sum of `per_token` or `per_request` over the parts, each with a name of its own."""
-        return total(getattr(part, name).named(f"{kind}_bytes_{name}", "B") for kind, part in self.parts())
+        """The sum of `per_token`, `per_request` or `open_groups` over the parts, each with a name of its own."""
+        parts = [(kind, part) for kind, part in self.parts() if hasattr(part, name)]
+        return total(getattr(part, name).named(f"{kind}_bytes_{name}", "B") for kind, part in parts)
 
     def parts(self) -> list[tuple[str, Part]]:
         return [(f"{type(part).__name__.lower()}_{part.layers}", part) for part in self.deployed.parts]
