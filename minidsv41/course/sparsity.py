@@ -20,6 +20,7 @@ from minidsv41.formats import INDEX
 from minidsv41.ledger import bytes as books
 from minidsv41.model import Model, SequenceKeys
 from minidsv41.model.attention import Attention, Context
+from minidsv41.model.rope import rotate
 from minidsv41.ops import Batch, Rows
 from minidsv41.ops.select import index_scores, lowest_topk
 from minidsv41.replaced import replaced
@@ -204,7 +205,7 @@ def scores_by(model: Model, trace: Mapping[str, Tensor], layer: int, snapshot: P
         latent = trace[f"L{layer}.cmp.latent"]
         at = torch.arange(len(latent)) * c.ratio(layer)
         q, w = own.queries(trace[f"L{layer}.attn.x"], trace[f"L{layer}.attn.qr"], ctx.rotation(compressed=True))
-        keys = INDEX.fake_quant(own.keys(latent, ctx.rotation(compressed=True, positions=at)))
-        return index_scores(q, w, rows(keys), batch.visible(c.ratio(layer)), batch, len(latent))
+        keys = rotate(own.k_norm(own.wk(latent)), ctx.rotation(compressed=True, positions=at))
+        return index_scores(q, w, rows(INDEX.fake_quant(keys)), batch.visible(c.ratio(layer)), batch, len(latent))
     finally:
         own.load_state_dict(kept)
