@@ -1,9 +1,8 @@
 """The seam as V4 crosses it, for comparison: three steps, because the mix waits for its own prediction.
 
 `update` writes X'; `cross` without update and mix reads it for the predictor; `collapse` reads it again, mixes and
-norms. X' goes through device memory three times: 18C elements a token (20C in V4, where the norm is a kernel of its own)
-against 10C in one pass. The predictor's step is the very kernel of the single pass, so that the passes alone make the
-gap.
+norms. X' goes through device memory three times: 18C elements a token (20C in V4, where the norm is a kernel apart)
+against 10C in one pass. The predictor's step is the very kernel of the single pass: the passes alone make the gap.
 """
 
 from __future__ import annotations
