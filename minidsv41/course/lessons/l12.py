@@ -119,7 +119,10 @@ def thinking(**change: Any) -> Callable[..., str]:
     return answer
 
 
-SLOW = record("peers_h200")["ceilings"]["fp32_tflops"]
+def without_matrix_unit(**given: Any) -> str:
+    """`limiter` at the card's recorded rate of FP32."""
+    return thinking(products=record("peers_h200")["ceilings"]["fp32_tflops"])(**given)
+
 
 LIMITER = Exercise(
     name="12.limiter",
@@ -130,11 +133,7 @@ LIMITER = Exercise(
     hints=said.LIMITER_HINTS,
     mistakes=(
         Mistake(name="no launch", answer=thinking(launch=0), thought=said.NO_LAUNCH),
-        Mistake(
-            name="FP32 rate",
-            answer=thinking(products=SLOW),
-            thought=said.FP32,
-        ),
+        Mistake(name="FP32 rate", answer=without_matrix_unit, thought=said.FP32),
         Mistake(name="no weights", answer=thinking(once=0), thought=said.LIMITER_NO_WEIGHTS),
     ),
 )
