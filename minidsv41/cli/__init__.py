@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from minidsv41 import __version__
-from minidsv41.cli.bench import bench, require_device, require_versions
-from minidsv41.cli.kernels import bench_kernels, bench_train_gpu, kernels
+from minidsv41.cli.allowed import require_device, require_versions
+from minidsv41.cli.bench import bench
+from minidsv41.cli.kernels import bench_kernels, bench_model, bench_train_gpu, kernels
 from minidsv41.cli.lesson import lesson
 from minidsv41.cli.plan import plan
 from minidsv41.cli.study import study
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.add_typer(bench, name="bench")
 app.add_typer(lesson, name="lesson")
 bench.command("kernels")(bench_kernels)
+bench.command("model")(bench_model)
 bench.command("train-gpu")(bench_train_gpu)
 app.command()(kernels)
 app.command()(study)
@@ -225,7 +227,6 @@ def train(
     ] = None,
 ) -> None:
     """Train the backbone, then DSpark, and write the checkpoint to RUN/checkpoint. Ten minutes for `toy`."""
-    from minidsv41.cli.bench import require_device
     from minidsv41.train.data import corpus
     from minidsv41.train.loop import ON_GPU, TrainConfig, Trainer, fresh
     from minidsv41.train.product import deliver

@@ -7,22 +7,9 @@ from typing import Annotated
 
 import typer
 
+from minidsv41.cli.allowed import require_device
+
 bench = typer.Typer(help="Measure, side by side with a plain Transformer.", no_args_is_help=True)
-
-
-def require_device(device: str) -> None:
-    """Raises BadParameter for a device that is not "cpu" or an existing "cuda"."""
-    import torch
-
-    if device not in ("cpu", "cuda") or device == "cuda" and not torch.cuda.is_available():
-        raise typer.BadParameter(f"device = {device}: cpu, or cuda on a machine that has a GPU")
-
-
-def require_versions(versions: str) -> None:
-    """Raises BadParameter for another choice than those of `ops.versions`."""
-    allowed = ("auto", "plain", "kernels")
-    if versions not in allowed:
-        raise typer.BadParameter(f"versions = {versions}: allowed are {', '.join(allowed)}")
 
 
 @bench.command("train")
@@ -269,41 +256,3 @@ def bench_replay(
             moved = f"KL {row['kl']:.1e}  top-1 {row['top1_agreement']:6.1%}  perplexity {row['perplexity']:.2f}"
             typer.echo(f"  {way:28} {row['row_layers']:7.0f} row-layers  {moved}")
     typer.echo(bench.write(bench.record("replay", config, results), into or records_dir()))
-
-
-@bench.command("model")
-def bench_model(
-    preset: Annotated[str, typer.Option(help="geometry has the released widths.")] = "geometry",
-    contexts: Annotated[list[int] | None, typer.Option("--context", min=16, help="Tokens; may repeat.")] = None,
-    batches: Annotated[list[int] | None, typer.Option("--batch", min=1, help="Sequences; may repeat.")] = None,
-    parts: Annotated[list[str] | None, typer.Option("--part", help="verify, no_pool, float; may repeat.")] = None,
-    chunk: Annotated[int, typer.Option(min=64, help="Rows of a prompt fed at once.")] = 8192,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed steps of each kind.")] = 20,
-    synthetic: Annotated[bool, typer.Option("--synthetic", help="Random records instead of any prefill.")] = False,
-    patience: Annotated[float, typer.Option(min=0, help="Seconds that one prefill may take.")] = 150,
-    limit: Annotated[float, typer.Option(min=0, help="Seconds after which nothing new begins.")] = 480,
-    versions: Annotated[str, typer.Option(help="auto, plain or kernels.")] = "auto",
-    device: Annotated[str, typer.Option(help="cuda (in bfloat16) or cpu (in float32).")] = "cuda",
-    threads: Annotated[int, typer.Option(min=1)] = 1,
-    into: Annotated[Path | None, typer.Option(help="The folder of the record; data/records if not given.")] = None,
-) -> None:
-    """Take prompts in and decode behind them at each length: time of a step, what the length adds, and its floor.
-
-    The record is written after each part, so that a run that is stopped keeps what it has.
-    """
-    from minidsv41.kernels.bench import model
-    from minidsv41.paths import records_dir
-    from minidsv41.train import bench
-
-    require_device(device)
-    require_versions(versions)
-    chosen = {"contexts": contexts, "batches": batches, "parts": parts}
-    sizes = {name: tuple(value) for name, value in chosen.items() if value}
-    settings = dict(chunk=chunk, repeats=repeats, patience=patience, limit=limit, versions=versions, threads=threads)
-    if synthetic:
-        settings["prefill_to"] = 0
-    config = model.ModelBench(preset=preset, device=device, **sizes, **settings)
-    folder = into or records_dir()
-    model.measure(
-        config, save=lambda results: bench.write(bench.record("model", config, results), folder), say=typer.echo
-    )

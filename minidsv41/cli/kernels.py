@@ -1,4 +1,4 @@
-"""`minidsv41 kernels` and `minidsv41 bench kernels`: what the Triton kernels are made of, and how long they take."""
+"""`minidsv41 kernels` and the benches of a GPU: what the Triton kernels are made of, and how long they take."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from minidsv41.cli.allowed import require_device, require_versions
 
 
 def bench_kernels(
@@ -28,7 +30,6 @@ def bench_kernels(
 
     from rich.console import Console
 
-    from minidsv41.cli.bench import require_device
     from minidsv41.paths import records_dir
 
     require_device("cuda")
@@ -117,7 +118,6 @@ def bench_train_gpu(
     into: Annotated[Path | None, typer.Option(help="The folder of the record; data/records if not given.")] = None,
 ) -> None:
     """Train with the kernels, on plain operations and on these compiled: tokens a second, and losses over seeds."""
-    from minidsv41.cli.bench import require_device
     from minidsv41.paths import records_dir
     from minidsv41.train import bench, bench_gpu
     from minidsv41.train.data import corpus
@@ -137,3 +137,40 @@ def bench_train_gpu(
     for text in bench_gpu.lines(results):
         typer.echo(text)
     typer.echo(folder / "bench_train_gpu.json")
+
+
+def bench_model(
+    preset: Annotated[str, typer.Option(help="geometry has the released widths.")] = "geometry",
+    contexts: Annotated[list[int] | None, typer.Option("--context", min=16, help="Tokens; may repeat.")] = None,
+    batches: Annotated[list[int] | None, typer.Option("--batch", min=1, help="Sequences; may repeat.")] = None,
+    parts: Annotated[list[str] | None, typer.Option("--part", help="verify, no_pool, float; may repeat.")] = None,
+    chunk: Annotated[int, typer.Option(min=64, help="Rows of a prompt fed at once.")] = 8192,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed steps of each kind.")] = 20,
+    synthetic: Annotated[bool, typer.Option("--synthetic", help="Random records instead of any prefill.")] = False,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds that one prefill may take.")] = 150,
+    limit: Annotated[float, typer.Option(min=0, help="Seconds after which nothing new begins.")] = 480,
+    versions: Annotated[str, typer.Option(help="auto, plain or kernels.")] = "auto",
+    device: Annotated[str, typer.Option(help="cuda (in bfloat16) or cpu (in float32).")] = "cuda",
+    threads: Annotated[int, typer.Option(min=1)] = 1,
+    into: Annotated[Path | None, typer.Option(help="The folder of the record; data/records if not given.")] = None,
+) -> None:
+    """Take prompts in and decode behind them at each length: time of a step, what the length adds, and its floor.
+
+    The record is written after each part, so that a run that is stopped keeps what it has.
+    """
+    from minidsv41.kernels.bench import model
+    from minidsv41.paths import records_dir
+    from minidsv41.train import bench
+
+    require_device(device)
+    require_versions(versions)
+    chosen = {"contexts": contexts, "batches": batches, "parts": parts}
+    sizes = {name: tuple(value) for name, value in chosen.items() if value}
+    settings = dict(chunk=chunk, repeats=repeats, patience=patience, limit=limit, versions=versions, threads=threads)
+    if synthetic:
+        settings["prefill_to"] = 0
+    config = model.ModelBench(preset=preset, device=device, **sizes, **settings)
+    folder = into or records_dir()
+    model.measure(
+        config, save=lambda results: bench.write(bench.record("model", config, results), folder), say=typer.echo
+    )

@@ -172,6 +172,8 @@ def check(q: Tensor, sink: Tensor, span: Span, rotation: tuple[Tensor, Tensor] |
         found = rows.data.shape[1]
         require(found == stored, f"{name}.data.shape[1] = {found}: allowed is {stored} at width {width}")
         require(rows.data.is_contiguous(), f"{name}.data: allowed are contiguous rows")
+        aligned = rows.data.is_meta or rows.data.data_ptr() % 16 == 0  # decoded in groups of 16 bytes a thread
+        require(aligned, f"{name}.data: allowed are rows that begin at a multiple of 16 bytes")
         require(rows.scales is None or rows.scales.is_contiguous(), f"{name}.scales: allowed are contiguous rows")
         if rows.format is None:
             require(rows.data.dtype == q.dtype, f"{name}.data.dtype = {rows.data.dtype}: allowed is q's, {q.dtype}")

@@ -138,6 +138,11 @@ def test_a_small_bench_case_is_right(device):
         assert contest.error() < contest.tolerance
 
 
+def shifted(data: torch.Tensor) -> torch.Tensor:
+    """The same shape, one element behind the beginning of its memory."""
+    return data.new_zeros(data.numel() + 1)[1:].view(data.shape)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -147,6 +152,7 @@ def test_a_small_bench_case_is_right(device):
         (lambda x: dict(topk=x.topk[:1]), "topk.shape"),
         (lambda x: dict(entries=replace(x.entries, format=INDEX)), "entries.format"),
         (lambda x: dict(window=replace(x.window, format=MAIN)), "window.data.shape"),
+        (lambda x: dict(entries=replace(x.entries, data=shifted(x.entries.data))), "a multiple of 16 bytes"),
         (lambda x: dict(rotation=(torch.zeros(1, 8), torch.zeros(1, 8))), "rotation of shape"),
     ],
 )
