@@ -7,6 +7,7 @@ import math
 import os
 import time
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -203,14 +204,17 @@ def test_a_process_that_dies_or_hangs_is_replaced():
 
 
 def test_ceilings_follow_from_bytes_and_products(device):
-    found = ceilings.measure(CPU, Made(), size=1 << 19, side=16)
-    assert found.copy == round(2 * 2**19 / 10 / 1e3, 1) and found.read == round(2**19 / 20 / 1e3, 1)
-    assert found.launch_us == 50.0
+    timer = Made()
+    found = ceilings.measure(device, timer, size=1 << 19, side=16)
+    assert found.copy == round(2 * 2**19 / 10 / 1e3, 1) and found.read == round(2**19 / 30 / 1e3, 1)
+    assert found.launch_us == 60.0 and not timer.seen[0][1]  # a graph would copy more slowly
     g = torch.Generator().manual_seed(0)
     x = torch.randint(-(2**31), 2**31 - 1, (3 * 32 * 4,), generator=g, dtype=torch.int32).to(device)
     largest = torch.full((3,), -1, dtype=torch.int32, device=device)
     launch(ceilings.read, (3,), x=x, out=largest, BLOCK=32, STEPS=4)
     assert torch.equal(largest, x.view(3, -1).amax(1))
+    launch(ceilings.copied, (3,), x=x, out=(copy := torch.zeros_like(x)), BLOCK=32, STEPS=4)
+    assert torch.equal(copy, x)
 
 
 def test_every_case_can_be_imported_and_has_a_name_of_its_own():
@@ -230,13 +234,16 @@ def test_without_a_gpu_it_is_refused():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_graph_times_what_events_time():
-    timer = GraphTimer()
+    """By the best of many short samples: others may use the card as well, and only for a time."""
+    timer = GraphTimer(span_us=1000.0, repeats=50)
     with torch.cuda.stream(torch.cuda.Stream()):
-        x = torch.randn(1 << 26, device="cuda")
-        graph, loose = timer([lambda: x + 1]), timer([lambda: x + 1], capture=False)
+        x, out = torch.randn(2, 1 << 26, device="cuda")
+        add = partial(torch.add, x, 1, out=out)
+        tries = [(timer([add]), timer([add], capture=False)) for _ in range(3)]
         asking = timer([lambda: x[0].item()])
-    assert graph.method == "graph" and loose.method == "events"
-    assert graph.median == pytest.approx(loose.median, rel=0.3)
+    assert {graph.method for graph, _ in tries} == {"graph"} and {loose.method for _, loose in tries} == {"events"}
+    graph, loose = (min(min(timing.samples) for timing in own) for own in zip(*tries, strict=True))
+    assert graph == pytest.approx(loose, rel=0.3)
     assert asking.method == "events" and asking.why
 
 
