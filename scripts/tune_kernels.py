@@ -1,8 +1,9 @@
 """Try other tiles of every kernel on this GPU, on the cases of its benchmark; print the best beside the default.
 
 A kernel file chooses its tile by a function whose result is annotated as a Tile. Candidates are TILES of that file
-(shape class -> tiles), or else the default with one field changed. All are compiled first, in many processes; those
-that spill, or do not fit the card, are not timed. Nothing is changed: the winners go into the files by hand.
+(shape class -> tiles), or else the default with one field changed. All are compiled first, in many processes, which
+hold no inputs; those that spill, or do not fit the card, are not timed. A tile that changes no launch of the timed
+call is not tried. Nothing is changed: the winners go into the files by hand.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ import json
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, wait
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,10 +34,11 @@ from minidsv41.kernels.bench.ceilings import Ceilings
 from minidsv41.kernels.bench.run import Bench, cases
 from minidsv41.kernels.bench.timing import GraphTimer, first_line
 from minidsv41.kernels.bench.worker import prepare
-from minidsv41.kernels.launch import recorded
+from minidsv41.kernels.launch import Launch, recorded
 from minidsv41.replaced import replaced
 
 SPILLS = 100  # values that a thread may keep outside of its registers: window attention's own tile keeps 90 there
+LONGEST = 1 << 30  # bytes of a case that is tried without its name being given in full
 TIMER = GraphTimer(span_us=1000.0, patience_us=40_000.0, repeats=9, budget_us=100_000.0)
 
 
@@ -119,35 +122,114 @@ def candidates(chooser: Chooser, default: Any) -> list[Any]:
     return [tile for tile in dict.fromkeys(own or neighbours(default)) if tile != default]
 
 
-_built: dict[str, Any] = {}  # of a compiling process: its last case
+@dataclass(frozen=True)
+class Place:
+    """All that the compiler wants to know of a tensor: its type, and how far it begins from a multiple of 16 bytes."""
+
+    dtype: torch.dtype
+    off: int
+
+    def data_ptr(self) -> int:
+        return self.off
 
 
-def compiled(name: str, chooser: Chooser | None, tile: Any) -> dict[str, Any]:
-    """Compile what one case starts with this tile, and load it; run nothing. -> registers and spills at most.
+class Call(NamedTuple):
+    """A launch without its tensors, for another process to compile."""
 
-    Without a chooser: what the choosers choose by themselves.
+    module: str
+    kernel: str
+    grid: tuple[int, ...]
+    args: dict[str, Any]
+    options: dict[str, int]
+
+    @classmethod
+    def of(cls, made: Launch) -> Call:
+        args = {
+            name: Place(value.dtype, value.data_ptr() % 16) if isinstance(value, torch.Tensor) else value
+            for name, value in made.args.items()
+        }
+        return cls(made.kernel.fn.__module__, made.kernel.fn.__name__, made.grid, args, made.options)
+
+
+def calls_of(run: Callable[[], object]) -> list[Call]:
+    """What it would launch."""
+    with recorded() as launches:
+        run()
+    return [Call.of(made) for made in launches]
+
+
+def asked(run: Callable[[], object]) -> tuple[list[Call], dict[Chooser, list[tuple[Any, list[Call]]]]]:
+    """What a run launches; of each chooser, the tiles that change that, with what they launch. Runs nothing.
+
+    The first run, which may do what others need not repeat, does not count.
     """
-    if name not in _built:
-        _built.clear()
-        gc.collect()
-        prepare()
-        _built[name] = cases()[0][name].build(torch.device("cuda"), 0)
-    with observed() as defaults, recorded() as launches, chooser.forced(tile) if chooser else nullcontext():
-        _built[name].runs["kernel"]()
+    calls_of(run)
+    with observed() as defaults:
+        own = calls_of(run)
+    found: dict[Chooser, list[tuple[Any, list[Call]]]] = {}
+    for chooser, default in defaults.items():
+        for tile in candidates(chooser, default) if default is not None else []:
+            with chooser.forced(tile):
+                try:
+                    calls = calls_of(run)
+                except Exception as error:
+                    print(f"    {tile}: {first_line(error)}", flush=True)
+                    continue
+            if calls != own:
+                found.setdefault(chooser, []).append((tile, calls))
+    return own, found
+
+
+def compiled(calls: list[Call]) -> dict[str, Any]:
+    """Compile them, and load them -> registers and spills at most."""
     made = []
-    for call in launches:
-        kernel = call.kernel.warmup(grid=call.grid, **call.args, **call.options)
+    for call in calls:
+        kernel = getattr(import_module(call.module), call.kernel)
+        kernel = kernel.warmup(grid=call.grid, **call.args, **call.options)
         kernel._init_handles()
         made.append(kernel)
-    out = {"registers": max(k.n_regs for k in made), "spills": max(k.n_spills for k in made)}
-    return out | {"defaults": None if chooser else dict(defaults)}
+    return {"registers": max(k.n_regs for k in made), "spills": max(k.n_spills for k in made)}
 
 
-def result(future: Future, seconds: float) -> dict[str, Any]:
+def attend() -> None:
+    """The start of a compiling process, which ends with the one that started it, in whatever way."""
+
+    def follow() -> None:
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+    torch.zeros(1, device="cuda")
+
+
+def dismiss() -> None:
+    """End the compiling processes."""
+    for child in multiprocessing.active_children():
+        child.kill()
+
+
+def stop(reason: str, status: int = 0) -> None:
+    """End this process and its children, whatever they do."""
+    print(reason, flush=True)
+    dismiss()
+    os._exit(status)
+
+
+Asked = dict[Chooser, list[tuple[Any, Future]]]  # tiles with what came of compiling them
+
+
+def result(future: Future) -> dict[str, Any]:
     try:
-        return future.result(timeout=seconds)
+        return future.result(timeout=0)
     except Exception as error:  # a tile that cannot be is one of the answers
         return {"error": first_line(error)}
+
+
+def freed() -> None:
+    """Give back what nobody holds any more."""
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 @dataclass
@@ -160,26 +242,47 @@ class Sweep:
     def left(self) -> float:
         return max(0.0, self.end - time.monotonic())
 
-    def compile(self, chosen: dict[str, Case]) -> dict[str, dict[Chooser, list[tuple[Any, Future]]]]:
-        """Compile everything, in 60 % of the time at most: the defaults of each case, then what differs from them."""
-        first, asked = {name: self.pool.submit(compiled, name, None, None) for name in chosen}, {}
-        for name, future in first.items():
-            found = result(future, self.left())
-            if "error" in found:
-                print(f"{name}: {found['error']}", flush=True)
-            asked[name] = {
-                chooser: [(t, self.pool.submit(compiled, name, chooser, t)) for t in candidates(chooser, default)]
-                for chooser, default in (found.get("defaults") or {}).items()
-                if default is not None
+    def compile(self, chosen: dict[str, Case], device: torch.device) -> dict[str, Asked]:
+        """Compile all tiles of all cases, in 60 % of the time at most."""
+        late = time.monotonic() + 0.6 * self.left()
+        found: dict[str, Asked] = {}
+        for name, case in chosen.items():
+            try:
+                own, tiles = asked(case.build(device, 0).runs["kernel"])
+            except Exception as error:
+                print(f"{name}: {first_line(error)}", flush=True)
+                continue
+            finally:
+                freed()
+            self.pool.submit(compiled, own)
+            found[name] = {
+                chooser: [(tile, self.pool.submit(compiled, calls)) for tile, calls in others]
+                for chooser, others in tiles.items()
             }
-        futures = [future for tiles in asked.values() for own in tiles.values() for _, future in own]
-        late = wait(futures, timeout=0.6 * self.left()).not_done
-        for future in late:
-            future.cancel()
-        print(f"{len(futures) - len(late)} of {len(futures)} tiles compiled, {self.left():.0f} s left", flush=True)
-        return asked
+            print(f"{name}: {sum(map(len, tiles.values()))} tiles, {self.left():.0f} s left", flush=True)
+        futures = [future for tiles in found.values() for own in tiles.values() for _, future in own]
+        waiting = set(futures)
+        while waiting and time.monotonic() < late:
+            waiting = wait(waiting, timeout=max(0.0, min(10.0, late - time.monotonic()))).not_done
+            done = len(futures) - len(waiting)
+            print(f"{done} of {len(futures)} tiles compiled, {self.left():.0f} s left", flush=True)
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        dismiss()  # they would take time and memory from what is measured
+        return found
 
-    def time(self, case: Case, asked: dict[Chooser, list[tuple[Any, Future]]], bench: Bench) -> list[dict]:
+    def run(self, chosen: dict[str, Case], into: Path) -> int:
+        """Do both, tell what was found, and write it into a file -> its number of rows."""
+        device, rows = prepare(), []
+        bench = Bench(device, TIMER, Ceilings(copy=1.0, read=1.0, pinned=1.0, matmul=1.0, launch_us=1.0))
+        for name, tiles in self.compile(chosen, device).items():
+            if found := self.timed(chosen[name], tiles, bench):
+                rows += found
+                print("\n".join(told(found)), flush=True)
+                into.write_text(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows}, indent=1) + "\n")
+            freed()
+        return len(rows)
+
+    def time(self, case: Case, asked: Asked, bench: Bench) -> list[dict]:
         """Rows of one case: µs of the default and of each candidate that compiled well."""
         slots = bench.slots(case)
         calls, capture = [slot.runs["kernel"] for slot in slots], "kernel" not in slots[0].eager
@@ -191,12 +294,24 @@ class Sweep:
         self.check(case, asked, rows, slots[0])
         return rows
 
+    def timed(self, case: Case, asked: Asked, bench: Bench) -> list[dict]:
+        """The rows, none if there cannot be any. What finds no memory is tried again when all is given back."""
+        reason, tries = "the time was up", 2
+        while tries and self.left():
+            try:
+                return self.time(case, asked, bench)
+            except Exception as error:
+                reason, tries = first_line(error), tries - 1 if isinstance(error, torch.OutOfMemoryError) else 0
+            freed()
+        print(f"{case.name}: {reason}", flush=True)
+        return []
+
     def candidate(
         self, chooser: Chooser, tile: Any, future: Future, calls: list[Callable], capture: bool
     ) -> dict[str, Any]:
-        found = result(future, 0)
+        found = result(future)
         if "error" in found or found["spills"] > SPILLS or not self.left():
-            return {"us": None} | {k: v for k, v in found.items() if k != "defaults"}
+            return {"us": None} | found
         try:
             with chooser.forced(tile):
                 us = round(TIMER(calls, capture=capture).median, 3)
@@ -229,40 +344,38 @@ def told(rows: list[dict]) -> Iterator[str]:
         yield f"    {len(timed)} of {len(own)} tiles timed, {sum(r.get('spills', 0) > SPILLS for r in own)} spill"
 
 
+def named(only: list[str]) -> dict[str, Case]:
+    """Cases by their names in full, or of LONGEST bytes at most by a part of it or of their file; those with a target
+    where nothing is asked for."""
+    every = cases()[0]
+    if not only:
+        return {name: case for name, case in every.items() if case.target_us and case.bytes <= LONGEST}
+    chosen: dict[str, Case] = {}
+    for part in only:
+        some = {name: case for name, case in cases(part)[0].items() if case.bytes <= LONGEST}
+        chosen |= {part: every[part]} if part in every else some
+    return chosen
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("only", nargs="*", help="parts of the names of cases or files; all cases with a target if none")
+    parser.add_argument("only", nargs="*", help="names of cases, or parts of theirs or of files'; none: with a target")
     parser.add_argument("--minutes", type=float, default=4.5)
     parser.add_argument("--processes", type=int, default=min(14, os.cpu_count() or 1))
     parser.add_argument("--into", type=Path, default=Path("tuned.json"))
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("tiles can be tuned on a machine with a GPU only")
-    end = time.monotonic() + 60 * args.minutes
-    chosen = {name: case for part in args.only or [""] for name, case in cases(part)[0].items()}
-    if not args.only:
-        chosen = {name: case for name, case in chosen.items() if case.target_us}
-    device, rows = prepare(), []
-    bench = Bench(device, TIMER, Ceilings(copy=1.0, read=1.0, pinned=1.0, matmul=1.0, launch_us=1.0))
-    pool = ProcessPoolExecutor(args.processes, mp_context=multiprocessing.get_context("spawn"))
+    watch = threading.Timer(60 * args.minutes, stop, ["the time was up"])
+    watch.daemon = True
+    watch.start()
+    end = time.monotonic() + 60 * args.minutes - 5
+    pool = ProcessPoolExecutor(args.processes, multiprocessing.get_context("spawn"), initializer=attend)
     sweep = Sweep(pool, end)
-    for name, asked in sweep.compile(chosen).items():
-        if not sweep.left():
-            print(f"{name}: the time was up", flush=True)
-            continue
-        try:
-            found = sweep.time(chosen[name], asked, bench)
-        except Exception as error:
-            print(f"{name}: {first_line(error)}", flush=True)
-            torch.cuda.synchronize()
-            continue
-        rows += found
-        print("\n".join(told(found)), flush=True)
-        args.into.write_text(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows}, indent=1) + "\n")
-        gc.collect()
-        torch.cuda.empty_cache()
-    pool.shutdown(wait=False, cancel_futures=True)
-    os._exit(0)  # what still compiles is of no use any more
+    try:
+        stop(f"{sweep.run(named(args.only), args.into)} rows in {args.into}")
+    except BaseException as error:
+        stop(first_line(error), 1)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 import time
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from minidsv41.cli import app
-from minidsv41.kernels.bench import ceilings, record, run, worker
+from minidsv41.kernels.bench import ceilings, record, run, seam, worker
 from minidsv41.kernels.bench.case import Case, Contest
 from minidsv41.kernels.bench.ceilings import Ceilings
 from minidsv41.kernels.bench.timing import GraphTimer, Timing
@@ -287,6 +288,20 @@ def test_a_tile_is_forced_and_the_default_comes_back():
     with tune_kernels.observed() as chosen, recorded():
         specimens()["sparse_attention: T=32"]()  # its chooser is in another file than its caller
     assert [c.file for c in chosen] == ["attention_split"]
+
+
+def test_only_tiles_that_change_the_timed_call_are_tried():
+    """The timed call of the seam's backward pass does not run forward, though it needs that once before."""
+    own, tiles = tune_kernels.asked(seam.backward(5, 64).build(CPU, 0).runs["kernel"])
+    assert own and [chooser.file for chooser in tiles] == ["seam_backward"]
+    assert all(calls != own for tried in tiles.values() for _, calls in tried)
+    assert pickle.loads(pickle.dumps(own)) == own
+
+
+def test_a_name_in_full_is_that_case_alone_and_a_part_chooses_short_ones():
+    assert list(tune_kernels.named(["seam T=32", "seam T=32,768"])) == ["seam T=32", "seam T=32,768"]
+    assert {"seam T=32", "seam T=4,096"} < set(found := tune_kernels.named(["seam"])) and "seam T=32,768" not in found
+    assert all(case.target_us for case in tune_kernels.named([]).values())
 
 
 def test_a_wrong_tile_wins_nothing():
