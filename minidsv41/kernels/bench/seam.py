@@ -20,6 +20,7 @@ from minidsv41.ops import seam as operation
 from minidsv41.ops.seam import Next
 
 COPY = 4.25e6  # bytes a microsecond
+ITERS = 20  # of Sinkhorn
 plain = operation.plain
 
 
@@ -48,7 +49,7 @@ def inputs(T: int, C: int, device: torch.device, seed: int) -> tuple[list[Tensor
     given = [normal(T, 4, C, dtype=torch.bfloat16), normal(T, C, dtype=torch.bfloat16), normal(T, 4).sigmoid()]
     given += [2 * normal(T, 4).sigmoid(), normal(T, 4, 4).softmax(-2)]
     norm = 1 + 0.1 * normal(C)
-    return given, Next(normal(24, 4 * C) * C**-0.5, normal(24), normal(3).sigmoid(), norm, 1e-20, 1e-6, 20)
+    return given, Next(normal(24, 4 * C) * C**-0.5, normal(24), normal(3).sigmoid(), norm, 1e-20, 1e-6, ITERS)
 
 
 def cross(T: int, C: int, device: torch.device, seed: int) -> Contest:
