@@ -77,9 +77,13 @@ def side_by_side(low, high):
 
 @triton.jit
 def packed_planes(words, scales, rows, D: tl.constexpr, DOT: tl.constexpr, ASM: tl.constexpr):
-    """Keys at `rows` [N] as four planes [N, D / 4], divided by 2**LIFT if ASM; W words, 8 at least, W / 4 scales."""
+    """Keys at `rows` [N] as four planes [N, D / 4], divided by 2**LIFT if ASM; W words, 16 at least, W / 4 scales.
+
+    Planes of less than 32 columns are multiplied wrongly by triton 3.6: a thread's words are eight columns of an
+    operand there, and four threads side by side take 32 of them, of which a narrower one has too few.
+    """
     N: tl.constexpr = rows.shape[0]
-    W: tl.constexpr = max(8, triton.next_power_of_2(D // 8))
+    W: tl.constexpr = max(16, triton.next_power_of_2(D // 8))
     word, group = tl.arange(0, W), tl.arange(0, W // 4)
     where, scale_where = rows[:, None] * (D // 8) + word[None, :], rows[:, None] * (D // 32) + group[None, :]
     if W * 8 == D:

@@ -1,8 +1,10 @@
-"""Scores of index keys, of which a program keeps the k best: no score goes to memory unless it may be among them.
+"""Scores of index keys, of which a program keeps the k best: no score stays in memory unless it may be among them.
 
 A program takes `G` queries of one sequence and a stretch of its keys. Tile by tile it reads keys (68 B each: the only
-traffic that grows with length), multiplies them with all heads of its queries, and appends what beats its bound to a
-buffer of CAP candidates a query. A full buffer is cut to the k best, and the worst of these is the next bound.
+traffic that grows with length), multiplies them with all heads of its queries, and puts the scores behind the
+candidates of each query, in a buffer of CAP. After a segment of keys those that beat the bound move up to the others,
+all at once: no thread waits for another within a segment but for keys. A buffer without room for another segment is
+cut to the k best, and the worst of these is the next bound.
 Work for each key and head: 2 D floating-point operations on the matrix unit, a maximum and a fused multiply-add.
 """
 
@@ -11,8 +13,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from minidsv41.kernels.index_cut import FIRST, LARGEST, NONE, cut, ordered, places, row_of, unordered
+from minidsv41.kernels.index_cut import FIRST, LARGEST, NONE, cut, ordered, places, row_of
 from minidsv41.kernels.index_keys import LIFT, load_queries, packed_planes, physical, query_planes
+
+
+NONE_BITS = tl.constexpr(-8388608)  # of -infinity
 
 
 @triton.jit
@@ -31,7 +36,7 @@ def squeeze(values, indices, count, K: tl.constexpr, CAP: tl.constexpr, STEP: tl
         tl.store(indices + place, index, keep)
         above += tl.sum((value > bound).to(tl.int32), 0)
         tied += tl.sum((value == bound).to(tl.int32), 0)
-    return tl.minimum(count, K), tl.where(count >= K, unordered(bound), float("-inf"))
+    return tl.minimum(count, K), tl.where(count >= K, bound, NONE)
 
 
 @triton.jit
@@ -50,6 +55,38 @@ def squeeze_full(
             count, bound = squeeze(values + base, indices + base, count, K, CAP, STEP)
             counts, bounds = tl.where(member == g, count, counts), tl.where(member == g, bound, bounds)
     return counts, bounds
+
+
+@triton.jit
+def entry(at, limit, blocks, SIZE: tl.constexpr):
+    """The index of the entry at a position: itself, or where it lies in the blocks of a pool; LARGEST for none."""
+    if blocks is not None:
+        block = tl.load(blocks + at // SIZE, at < limit, other=-1)
+        at = tl.where(block < 0, LARGEST, block.to(tl.int32) * SIZE + at % SIZE)
+    return at
+
+
+@triton.jit
+def append(
+    values, indices, count, bound, first, length, limit, blocks, SEGMENT: tl.constexpr, STEP: tl.constexpr,
+    SIZE: tl.constexpr,
+):  # fmt: skip
+    """Of `length` scores behind `count` candidates, those of positions from `first`, keep what beats the bound.
+
+    -> the new count.
+    """
+    to = count
+    for begin in range(0, SEGMENT, STEP):
+        at = begin + tl.arange(0, STEP)
+        score = tl.load(values + count + at, at < length, other=NONE_BITS)
+        value = ordered(score.to(tl.float32, bitcast=True))
+        keep = value > bound
+        place = to + tl.cumsum(keep.to(tl.int32), 0) - 1
+        tl.debug_barrier()  # all are read before one is overwritten
+        tl.store(values + place, value, keep)
+        tl.store(indices + place, entry(first + at, limit, blocks, SIZE), keep)
+        to += tl.sum(keep.to(tl.int32), 0)
+    return to
 
 
 @triton.jit
@@ -80,22 +117,22 @@ def score_kernel(
     else:
         q0 = query.trans()
 
-    limit = tl.max(seen, 0)
+    limit, last = tl.max(seen, 0), tl.max(seen, 0)
     if blocks is not None:  # one query: positions count the entries of its blocks
         limit = tl.minimum((limit + SIZE - 1) // SIZE, n_blocks) * SIZE
+        blocks += (row0 + group0 + tl.program_id(0)).to(tl.int64) * n_blocks
     stretch = tl.cdiv(tl.cdiv(limit, parts), N) * N
     begin = part * stretch
     end = tl.minimum(begin + stretch, limit)
-    count, bound = tl.zeros([G], tl.int32), tl.full([G], float("-inf"), tl.float32)
+    count, bound, member = tl.zeros([G], tl.int32), tl.full([G], NONE, tl.int32), tl.arange(0, G)
     for segment in range(begin, end, SEGMENT):
-        if tl.max(count, 0) > CAP - SEGMENT:  # not enough room, should all be appended
+        if tl.max(count, 0) > CAP - SEGMENT:  # not enough room, should all stay
             count, bound = squeeze_full(values, indices, slot0, parts, part, count, bound, SEGMENT, K, CAP, STEP)
-        for start in range(segment, tl.minimum(segment + SEGMENT, end), N):
-            index = start + tl.arange(0, N)
-            if blocks is not None:
-                block = tl.load(blocks + row.to(tl.int64) * n_blocks + index // SIZE, index < limit, other=-1)
-                index = tl.where(block < 0, LARGEST, block.to(tl.int32) * SIZE + index % SIZE)
-            rows = physical(table, seq, index, index < tl.max(seen, 0), pages, page, PAGE)
+        length_here = tl.cdiv(tl.minimum(SEGMENT, end - segment), N) * N
+        for tile in range(0, length_here, N):
+            start = segment + tile
+            index = entry(start + tl.arange(0, N), limit, blocks, SIZE)
+            rows = physical(table, seq, index, index < last, pages, page, PAGE)
             if PACKED:
                 k0, k1, k2, k3 = packed_planes(words, scales, rows, D, DOT, ASM)
                 dots = tl.dot(k0, q0, input_precision=PRECISION)
@@ -107,22 +144,25 @@ def score_kernel(
                 key = tl.load(words + rows[:, None] * D + dim[None, :], (dim < D)[None, :], other=0.0).to(DOT)
                 dots = tl.dot(key, q0, input_precision=PRECISION)
             score = tl.sum((tl.maximum(dots, 0.0) * weight[None, :]).reshape(N, G, HEADS), 2)
-            visible_here = index[:, None] < seen[None, :]  # [N, G], as the scores
+            score = tl.where(index[:, None] < seen[None, :], score, float("-inf"))  # [N, G]
             if maxima is not None:
                 block = start // SIZE + tl.arange(0, N // SIZE)
                 newest = tl.where(seen > 0, (seen - 1) // SIZE, -1)
-                top = tl.max(tl.where(visible_here, ordered(score), NONE).reshape(N // SIZE, SIZE, G), 1)
+                top = ordered(tl.max(score.reshape(N // SIZE, SIZE, G), 1))
                 top = tl.where(block[:, None] == newest[None, :], FIRST, top)
                 to = maxima + slot.to(tl.int64)[None, :] * n_blocks + block[:, None]
                 tl.store(to, top, exists[None, :] & (block < n_blocks)[:, None])
-            keep = visible_here & (score > bound[None, :])
-            if tl.sum(keep.to(tl.int32)) > 0:
-                place = count[None, :] + tl.cumsum(keep.to(tl.int32), 0) - 1
-                tl.store(values + base[None, :] + place, ordered(score), keep)
-                tl.store(indices + base[None, :] + place, tl.broadcast_to(index[:, None], (N, G)), keep)
-                count += tl.sum(keep.to(tl.int32), 0)
+            to = values + (base + count)[None, :] + (tile + tl.arange(0, N))[:, None]
+            tl.store(to, score.to(tl.int32, bitcast=True))
+        tl.debug_barrier()  # what other threads stored
+        for g in range(G):
+            had, least = tl.sum(tl.where(member == g, count, 0), 0), tl.sum(tl.where(member == g, bound, 0), 0)
+            to = ((slot0 + g).to(tl.int64) * parts + part) * CAP
+            has = append(
+                values + to, indices + to, had, least, segment, length_here, limit, blocks, SEGMENT, STEP, SIZE
+            )
+            count = tl.where(member == g, has, count)
     count, bound = squeeze_full(values, indices, slot0, parts, part, count, bound, CAP - K, K, CAP, STEP)
-    member = tl.arange(0, G)
     for g in range(G):  # what is missing to K is marked as such
         rest = tl.sum(tl.where(member == g, count, 0), 0) + tl.arange(0, CAP)
         to = values + ((slot0 + g).to(tl.int64) * parts + part) * CAP

@@ -197,9 +197,9 @@ def score(
 def constants(heads: int, width: int, keys: Rows, dtype: torch.dtype, tile: Tile) -> dict[str, object]:
     """What the scoring kernel is compiled for, beside k and the pool."""
     packed, several = keys.format is not None, keys.table.shape[1] > 1
-    padded = max(64 if packed else 16, triton.next_power_of_2(width))
+    padded = max(128 if packed else 16, triton.next_power_of_2(width))
     return dict(
-        **dict(CAP=tile.capacity, SEGMENT=tile.segment, STEP=min(tile.step, tile.capacity), N=tile.keys),
+        **dict(CAP=tile.capacity, SEGMENT=tile.segment, STEP=min(tile.step, tile.segment), N=tile.keys),
         **dict(H=heads, HEADS=max(triton.next_power_of_2(heads), 16 // tile.rows), D=width, DIMS=padded),
         **dict(PAGE=keys.page if several else 0, PACKED=packed, DOT=dot_type(dtype)),
         **dict(ASM=packed and dtype == torch.bfloat16 and not INTERPRETED),
