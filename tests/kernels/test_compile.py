@@ -28,7 +28,6 @@ SPILLED = {  # bytes of the stack, where a few values are kept outside of the re
     ("gated_delta", "walk"): 16,
     ("index_select", "score_kernel"): 8,
     ("sparse_attention", "by_query"): 80,
-    ("window_attention", "runs"): 352,  # addresses, read back once a query
 }
 
 
