@@ -25,6 +25,7 @@ class Tile(NamedTuple):
     """Table rows of a step, warps; at most `programs` (0: one for each step), `stages` of loads under way in each.
 
     by_column: all tokens of a column before the next, so that for a while addresses lie in one part of the table.
+    ordered: all rows in the order of their addresses, so that neighbours share what translates these.
     """
 
     rows: int = 32
@@ -32,6 +33,23 @@ class Tile(NamedTuple):
     programs: int = 0
     stages: int = 1
     by_column: bool = False
+    ordered: bool = False
+    scaled: bool = True  # whether scales are read at all: to see what they cost
+
+
+TILES = {
+    "over the link": [
+        *(Tile(64, 8, programs, 2, ordered=True) for programs in (16, 32, 64, 132)),
+        *(Tile(16, 2, programs, 2, ordered=True) for programs in (132, 528)),
+        *(Tile(rows, 1, 0, 1, ordered=True) for rows in (2, 8, 16)),
+        *(Tile(64, 8, programs, 2, by_column=True) for programs in (16, 32, 64, 132)),
+        *(Tile(rows, 1, 0, 1, by_column=True) for rows in (2, 8)),
+        Tile(64, 8, 64, 2),
+        Tile(8, 1, 0, 1),
+        Tile(64, 8, 64, 2, by_column=True, scaled=False),
+        Tile(64, 8, 64, 2, ordered=True, scaled=False),
+    ]
+}
 
 
 def tile_of(table: Table, device: torch.device) -> Tile:
@@ -62,24 +80,27 @@ def hashed(
 
 @triton.jit
 def read(
-    ids, codes, scales, out, multipliers, primes, offsets, inverses, pad, T, steps, stride,
+    ids, order, codes, scales, out, multipliers, primes, offsets, inverses, pad, T, steps, stride,
     K: tl.constexpr, N: tl.constexpr, HEADS: tl.constexpr, W: tl.constexpr, ROWS: tl.constexpr,
-    BY_COLUMN: tl.constexpr, STAGES: tl.constexpr, FP8: tl.constexpr,
+    BY_COLUMN: tl.constexpr, STAGES: tl.constexpr, SCALED: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     w, g = tl.arange(0, W), tl.arange(0, W // 32)
     for step in tl.range(tl.program_id(0), steps, stride, num_stages=STAGES):
         item = step * ROWS + tl.arange(0, ROWS)
         live = item < T * K
         item = tl.where(live, item, 0)
-        token, column = (item % T, item // T) if BY_COLUMN else (item // K, item % K)
-        token = token.to(tl.int64)
-        place = token * K + column
-        if N:
-            row = hashed(ids, token, column, live, multipliers, primes, offsets, inverses, pad, N, HEADS)
+        if order is not None:
+            place, row = tl.load(order + item, live, 0), tl.load(ids + item, live, 0).to(tl.int64)
         else:
-            row = tl.load(ids + place, live, 0)
+            token, column = (item % T, item // T) if BY_COLUMN else (item // K, item % K)
+            token = token.to(tl.int64)
+            place = token * K + column
+            if N:
+                row = hashed(ids, token, column, live, multipliers, primes, offsets, inverses, pad, N, HEADS)
+            else:
+                row = tl.load(ids + place, live, 0)
         code = tl.load(codes + row[:, None] * W + w[None, :], live[:, None], 0)
-        scale = tl.load(scales + row[:, None] * (W // 32) + g[None, :], live[:, None], 127)
+        scale = tl.load(scales + (row[:, None] if SCALED else 0) * (W // 32) + g[None, :], live[:, None], 127)
         value = e4m3_decode(code, FP8).to(tl.float32).reshape(ROWS, W // 32, 32)
         value = (value * ue8m0_decode(scale)[:, :, None]).reshape(ROWS, W)
         tl.store(out + place[:, None] * W + w[None, :], value.to(out.dtype.element_ty), live[:, None])
@@ -104,13 +125,23 @@ def engram_read(
     steps = triton.cdiv(T * K, tile.rows)
     programs = min(steps, tile.programs or steps)
     own = hash._asdict() if hash is not None else dict.fromkeys(Hash._fields)
+    order = None
+    if tile.ordered:
+        ids, order = in_order(ids if hash is None else hash.rows(ids), len(table.codes))
     launch(
-        read, (programs,), ids=ids, codes=table.codes, scales=table.scales, out=out, multipliers=own["multipliers"],
-        primes=own["primes"], offsets=own["offsets"], inverses=own["inverses"], pad=own["pad"] or 0, T=T, steps=steps,
-        stride=programs, K=K, N=0 if hash is None else width, HEADS=own["heads"] or 1, W=W, ROWS=tile.rows,
-        BY_COLUMN=tile.by_column, STAGES=tile.stages, FP8=native_fp8(ids.device), num_warps=tile.warps,
+        read, (programs,), ids=ids, order=order, codes=table.codes, scales=table.scales, out=out,
+        multipliers=own["multipliers"], primes=own["primes"], offsets=own["offsets"], inverses=own["inverses"],
+        pad=own["pad"] or 0, T=T, steps=steps, stride=programs, K=K,
+        N=0 if hash is None or tile.ordered else width, HEADS=own["heads"] or 1, W=W, ROWS=tile.rows,
+        BY_COLUMN=tile.by_column, STAGES=tile.stages, SCALED=tile.scaled, FP8=native_fp8(ids.device),
+        num_warps=tile.warps,
     )  # fmt: skip
     return out
+
+
+def in_order(ids: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """ids, the smallest first, and where each of them was."""
+    return torch.sort(ids.flatten().to(torch.int32) if rows < 2**31 else ids.flatten())
 
 
 def check(ids: Tensor, table: Table, hash: Hash | None, dtype: torch.dtype) -> None:

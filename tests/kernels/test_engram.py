@@ -20,6 +20,11 @@ from minidsv41.ops.engram import Hash, Table  # noqa: E402
 
 DTYPES = [torch.float32, torch.bfloat16]
 EPS = 1e-20
+TILES = {
+    "at once": Tile(8),
+    "a few programs": Tile(4, 1, 3, 2, by_column=True),
+    "ordered": Tile(8, 1, ordered=True),
+}
 
 
 def table(rows, width, device, generator, *, host=False) -> Table:
@@ -57,7 +62,7 @@ def test_released_primes_and_factors_choose_the_rows_that_the_model_chooses(gene
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("host", [False, True], ids=["device", "host"])
-@pytest.mark.parametrize("tile", [Tile(8), Tile(4, 1, 3, 2, True)], ids=["at once", "a few programs"])
+@pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
 def test_rows_are_read_exactly(tile, host, dtype, device, generator):
     own = table(50, 64, device, generator, host=host)
     ids = torch.randint(0, 50, (11, 6), generator=generator).to(device)
@@ -75,7 +80,7 @@ def test_every_code_and_scale_is_decoded_at_released_width(device):
     assert torch.equal(engram_read(ids, own, dtype=torch.float32), ops.engram_read(ids, own, dtype=torch.float32))
 
 
-@pytest.mark.parametrize("tile", [Tile(8), Tile(16, 1, 2, 2, True)], ids=["at once", "a few programs"])
+@pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
 @pytest.mark.parametrize("heads", [1, 4])
 def test_grams_are_hashed_as_in_the_plain_version_even_where_products_wrap(heads, tile, device, generator):
     hash = little(heads, device)
@@ -192,9 +197,10 @@ def test_what_is_not_supported_is_refused(generator):
     "case",
     [
         bench.both_case(5, n=2, C=48, K=6, W=32, rows=60),
-        bench.read_case(5, host=True, K=6, W=32, rows=60),
+        bench.read_case(5, where="host", K=6, W=32, rows=60),
+        bench.read_case(5, where="large host", K=6, W=32, rows=60),
     ],
-    ids=["both", "host"],
+    ids=["both", "host", "large host"],
 )
 def test_a_small_bench_case_runs_and_is_right(case, device):
     contest = case.build(device, 0)
@@ -205,5 +211,5 @@ def test_a_small_bench_case_runs_and_is_right(case, device):
 
 
 def test_rows_that_a_processor_gathers_are_the_same(device):
-    contest = bench.read_case(5, host=True, K=6, W=32, rows=60).build(device, 0)
+    contest = bench.read_case(5, where="host", K=6, W=32, rows=60).build(device, 0)
     assert torch.equal(contest.runs["staged"](), contest.runs["kernel"]())

@@ -9,7 +9,8 @@ Tables here have one head's share of the released rows, 2**24, cut in 24 parts, 
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+import mmap
+from functools import cache, lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -17,25 +18,28 @@ from torch import Tensor
 from minidsv41.kernels.bench.case import Case, Contest
 from minidsv41.kernels.engram import engram_read
 from minidsv41.kernels.gate import engram_gate
+from minidsv41.kernels.launch import require
 from minidsv41.ops import engram as ops
 from minidsv41.ops.engram import Table
 
 EPS = 1e-20
 ROWS = 1 << 24
 K, W, N, C = 24, 256, 4, 5120
+LARGE = 2 << 20  # bytes of a large page
 PIECE = 1024  # tokens that a reference computes at once
 
 
-def read_case(T: int, target_us: float | None = None, *, host: bool = False, K: int = K, W: int = W, rows: int = ROWS):
-    where, moved = ("host", T * K * 2 * W) if host else ("device", T * K * (W + W // 32 + 2 * W))
-    build = partial(read_contest, T, K, W, rows, host)
+def read_case(T: int, target_us: float | None = None, *, where: str = "device", K: int = K, W: int = W, rows=ROWS):
+    """where: device, host, or "large host", in pages of 2 MB if the system has them."""
+    moved = T * K * (W + W // 32 + 2 * W) if where == "device" else T * K * 2 * W
+    build = partial(read_contest, T, K, W, rows, where)
     return Case("engram_read", f"{where} table T={T:,}", moved, 0, target_us, build)
 
 
-def read_contest(T: int, K: int, W: int, rows: int, host: bool, device: torch.device, seed: int) -> Contest:
-    own, ids = table(rows, W, host, device), places(T, K, rows, device, seed)
+def read_contest(T: int, K: int, W: int, rows: int, where: str, device: torch.device, seed: int) -> Contest:
+    own, ids = table(rows, W, where, device), places(T, K, rows, device, seed)
     runs = dict(kernel=partial(engram_read, ids, own))
-    if host:
+    if where != "device":
         runs["staged"] = staged(ids, own)
     else:
         runs |= dict(
@@ -74,7 +78,7 @@ def both_case(
 
 
 def both_contest(T: int, n: int, C: int, K: int, W: int, rows: int, device: torch.device, seed: int) -> Contest:
-    read, gate = read_contest(T, K, W, rows, False, device, seed), gate_contest(T, n, C, device, seed)
+    read, gate = read_contest(T, K, W, rows, "device", device, seed), gate_contest(T, n, C, device, seed)
 
     def after(name: str) -> tuple[object, object]:
         return read.runs[name](), gate.runs[name]()
@@ -84,16 +88,31 @@ def both_contest(T: int, n: int, C: int, K: int, W: int, rows: int, device: torc
 
 
 @lru_cache(maxsize=2)
-def table(rows: int, W: int, host: bool, device: torch.device) -> Table:
+def table(rows: int, W: int, where: str, device: torch.device) -> Table:
     """Random codes below 2 and scales of a few binades; one for all slots, far larger than a cache."""
     generator = torch.Generator(device).manual_seed(0)
     random = partial(torch.randint, dtype=torch.uint8, generator=generator, device=device)
     codes, scales = random(0, 256, (rows, W)), random(122, 128, (rows, W // 32))
     own = Table(codes.bitwise_and_(0xBF), scales)
-    if not host:
+    if where == "device":
         return own
-    pinned = device.type == "cuda"
-    return Table(*(torch.empty(t.shape, dtype=torch.uint8, pin_memory=pinned).copy_(t) for t in own))
+    on = dict(dtype=torch.uint8, pin_memory=device.type == "cuda")
+    room = partial(in_large_pages, device=device) if where == "large host" else partial(torch.empty, **on)
+    return Table(*(room(t.shape).copy_(t) for t in own))
+
+
+@cache  # never given back, since it stays pinned
+def in_large_pages(shape: torch.Size, device: torch.device) -> Tensor:
+    """Uninitialised bytes on the host which the GPU may read; the system is asked for pages of 2 MB."""
+    size = shape.numel()
+    memory = mmap.mmap(-1, size + LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    room = torch.frombuffer(memory, dtype=torch.uint8)
+    room = room[-room.data_ptr() % LARGE :][:size].fill_(0)  # which gets the pages
+    if device.type == "cuda":
+        status = torch.cuda.cudart().cudaHostRegister(room.data_ptr(), size, 0)
+        require(int(status) == 0, f"{size} bytes: they cannot be pinned, {status}")
+    return room.view(shape)
 
 
 def places(T: int, K: int, rows: int, device: torch.device, seed: int) -> Tensor:
@@ -151,7 +170,8 @@ CASES = [
     gate_case(32768),
     both_case(4096, 105.0),
     both_case(32768, 840.0),
-    read_case(32, host=True),
-    read_case(128, host=True),
-    read_case(4096, 700.0, host=True),
+    read_case(32, where="host"),
+    read_case(128, where="host"),
+    read_case(4096, 700.0, where="host"),
+    read_case(4096, where="large host"),
 ]
