@@ -16,7 +16,6 @@ import triton.language as tl
 from minidsv41.kernels.index_cut import FIRST, LARGEST, NONE, cut, ordered, places, row_of
 from minidsv41.kernels.index_keys import LIFT, load_queries, packed_planes, physical, query_planes
 
-
 NONE_BITS = tl.constexpr(-8388608)  # of -infinity
 
 
@@ -68,24 +67,26 @@ def entry(at, limit, blocks, SIZE: tl.constexpr):
 
 @triton.jit
 def append(
-    values, indices, count, bound, first, length, limit, blocks, SEGMENT: tl.constexpr, STEP: tl.constexpr,
+    values, indices, base, counts, bounds, first, length, limit, blocks, SEGMENT: tl.constexpr, STEP: tl.constexpr,
     SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Of `length` scores behind `count` candidates, those of positions from `first`, keep what beats the bound.
+    """Keep what beats the bound of `length` scores behind the candidates of G queries, of positions from `first`.
 
-    -> the new count.
+    -> new counts [G].
     """
-    to = count
+    G: tl.constexpr = counts.shape[0]
+    scores, to = values + (base + counts)[:, None], counts
     for begin in range(0, SEGMENT, STEP):
         at = begin + tl.arange(0, STEP)
-        score = tl.load(values + count + at, at < length, other=NONE_BITS)
+        score = tl.load(scores + at[None, :], (at < length)[None, :], other=NONE_BITS)
         value = ordered(score.to(tl.float32, bitcast=True))
-        keep = value > bound
-        place = to + tl.cumsum(keep.to(tl.int32), 0) - 1
+        keep = value > bounds[:, None]
+        place = (base + to)[:, None] + tl.cumsum(keep.to(tl.int32), 1) - 1
         tl.debug_barrier()  # all are read before one is overwritten
         tl.store(values + place, value, keep)
-        tl.store(indices + place, entry(first + at, limit, blocks, SIZE), keep)
-        to += tl.sum(keep.to(tl.int32), 0)
+        index = entry(first + at, limit, blocks, SIZE)
+        tl.store(indices + place, tl.broadcast_to(index[None, :], (G, STEP)), keep)
+        to += tl.sum(keep.to(tl.int32), 1)
     return to
 
 
@@ -124,12 +125,12 @@ def score_kernel(
     stretch = tl.cdiv(tl.cdiv(limit, parts), N) * N
     begin = part * stretch
     end = tl.minimum(begin + stretch, limit)
-    count, bound, member = tl.zeros([G], tl.int32), tl.full([G], NONE, tl.int32), tl.arange(0, G)
+    count, bound = tl.zeros([G], tl.int32), tl.full([G], NONE, tl.int32)
     for segment in range(begin, end, SEGMENT):
         if tl.max(count, 0) > CAP - SEGMENT:  # not enough room, should all stay
             count, bound = squeeze_full(values, indices, slot0, parts, part, count, bound, SEGMENT, K, CAP, STEP)
-        length_here = tl.cdiv(tl.minimum(SEGMENT, end - segment), N) * N
-        for tile in range(0, length_here, N):
+        length_now = tl.cdiv(tl.minimum(SEGMENT, end - segment), N) * N
+        for tile in range(0, length_now, N):
             start = segment + tile
             index = entry(start + tl.arange(0, N), limit, blocks, SIZE)
             rows = physical(table, seq, index, index < last, pages, page, PAGE)
@@ -155,14 +156,9 @@ def score_kernel(
             to = values + (base + count)[None, :] + (tile + tl.arange(0, N))[:, None]
             tl.store(to, score.to(tl.int32, bitcast=True))
         tl.debug_barrier()  # what other threads stored
-        for g in range(G):
-            had, least = tl.sum(tl.where(member == g, count, 0), 0), tl.sum(tl.where(member == g, bound, 0), 0)
-            to = ((slot0 + g).to(tl.int64) * parts + part) * CAP
-            has = append(
-                values + to, indices + to, had, least, segment, length_here, limit, blocks, SEGMENT, STEP, SIZE
-            )
-            count = tl.where(member == g, has, count)
+        count = append(values, indices, base, count, bound, segment, length_now, limit, blocks, SEGMENT, STEP, SIZE)
     count, bound = squeeze_full(values, indices, slot0, parts, part, count, bound, CAP - K, K, CAP, STEP)
+    member = tl.arange(0, G)
     for g in range(G):  # what is missing to K is marked as such
         rest = tl.sum(tl.where(member == g, count, 0), 0) + tl.arange(0, CAP)
         to = values + ((slot0 + g).to(tl.int64) * parts + part) * CAP

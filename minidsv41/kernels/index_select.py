@@ -56,7 +56,7 @@ def select_tile(length: int, k: int, dtype: torch.dtype, *, packed: bool, pool: 
         return Tile(1, 64, capacity, capacity // 2, stages=1)
     if length == 1 or pool:
         return Tile(1, 128, capacity, capacity // 2, stretch=1024 if pool else 2048, stages=stages, registers=128)
-    return Tile(4, 64, capacity, capacity // 2, programs=264, stages=stages)
+    return Tile(4, 64, capacity, capacity // 2, step=256, programs=264, stages=stages)
 
 
 def runs(lengths: tuple[int, ...]) -> Iterator[tuple[int, int, int, int]]:
