@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -136,28 +138,36 @@ def mark(ax: Axes, on: Machine, chosen: Shape, x: float) -> None:
     )
 
 
-def crossed(rows: Sequence[dict[str, float]], counted: float, measured: float) -> Figure:
-    """Milliseconds of both forms by new queries; where they cross by counting and by the clock."""
-    fig, ax = figure(300)
-    n = [row["queries"] for row in rows]
+def crossed(clocks: dict[str, dict[str, Any]], counted: Callable[[int], float]) -> Figure:
+    """Milliseconds of both forms by new queries, a panel a record; where they cross by counting and by the clock."""
+    fig, axes = figure(300, columns=len(clocks))
+    for ax, (title, found) in zip(np.atleast_1d(axes), clocks.items(), strict=True):
+        rows = found["results"]["seconds"]
+        top = 1e3 * max(row[form] for row in rows for form in ("naive", "absorbed"))
+        right = rows[-1]["queries"] * (1.16 if len(clocks) == 1 else 1.34)
+        forms(ax, rows)
+        at(ax, counted(found["settings"]["prefix"]), "counted", right, 1.06 * top, "--")
+        at(ax, found["results"]["crossing"], "measured", right, 1.14 * top, "-")
+        ax.set(xlabel="new queries behind the cached prefix", ylabel="ms to read it", ylim=(0, 1.2 * top))
+        ax.set_xlim(0, right)
+        ax.set_title(title, fontsize=10, loc="left")
+    return fig
+
+
+def at(ax: Axes, x: float | None, said: str, right: float, y: float, style: str) -> None:
+    """A crossing, its name on the side where there is room; none if there is no crossing."""
+    if x:
+        ax.axvline(x, color=MEASURED, lw=1, ls=style)
+        left = x > (0.28 if said == "counted" else 0.6) * right
+        place = dict(textcoords="offset points", ha="right" if left else "left", va="center", fontsize=8)
+        ax.annotate(f"{said} {x:.0f}", (x, y), (-4 if left else 4, 0), color=MEASURED, **place)
+
+
+def forms(ax: Axes, rows: Sequence[dict[str, float]]) -> None:
+    n, last = [row["queries"] for row in rows], rows[-1]
+    higher = max(("naive", "absorbed"), key=lambda form: last[form])
     for name, colour, said in (("naive", COLOURS["other"], "expanded"), ("absorbed", COLOURS["main"], "absorbed")):
         times = [1e3 * row[name] for row in rows]
         ax.plot(n, times, "o-", color=colour, ms=4)
-        ax.annotate(
-            said, (n[-1], times[-1]), (6, 0), textcoords="offset points", color=colour, va="center", fontweight="bold"
-        )
-    top = max(1e3 * row["absorbed"] for row in rows)
-    for x, said, where, side in ((counted, "counted", 0.94, "right"), (measured, "measured", 0.94, "left")):
-        ax.axvline(x, color=MEASURED, lw=1, ls="--" if said == "counted" else "-")
-        ax.annotate(
-            f"{said} {x:.0f}",
-            (x, where * top),
-            (-5 if side == "right" else 5, 0),
-            ha=side,
-            textcoords="offset points",
-            color=MEASURED,
-        )
-    ax.set(
-        xlabel="new queries behind the cached prefix", ylabel="ms to read it", xlim=(0, n[-1] * 1.16), ylim=(0, None)
-    )
-    return fig
+        style = dict(textcoords="offset points", color=colour, va="center", fontweight="bold")
+        ax.annotate(said, (n[-1], times[-1]), (6, 5 if name == higher else -5), **style)

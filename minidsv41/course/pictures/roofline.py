@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from math import log
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from minidsv41.course.figures import COLOURS, figure
 from minidsv41.course.limits import Card, binds, floor, h200, limits, released
 from minidsv41.course.peers import Point
 
-LOW, HIGH = 0.3, 3_000  # FLOP a byte
+LOW, HIGH = 0.3, 50_000  # FLOP a byte
 KINDS = {
     "seam": "query",
     "kv_write": "other",
@@ -23,6 +25,7 @@ KINDS = {
     "Engram read": "decoder",
     "gated delta": "state",
 }
+THEIRS, OURS = dict(marker="o", ms=6), dict(marker="D", ms=8, mec="white", mew=1)
 LIMITS = {"memory": COLOURS["main"], "arithmetic": COLOURS["draft"], "launch": COLOURS["other"]}
 
 
@@ -30,7 +33,7 @@ def roof(ax: Axes, on: Card) -> None:
     ax.plot([LOW, on.ridge, HIGH], [LOW * on.copy / 1e3, on.products, on.products], color=COLOURS["query"], lw=1.4)
     ax.set(xscale="log", yscale="log", xlim=(LOW, HIGH))
     ax.set(xlabel="FLOP for each byte that must move", ylabel="TFLOP/s (BF16)")
-    ax.set_xticks([1, 10, 100, 1000], ["1", "10", "100", "1,000"])
+    ax.set_xticks([1, 10, 100, 1000, 10_000], ["1", "10", "100", "1,000", "10,000"])
     ax.set_yticks([0.01, 0.1, 1, 10, 100, 1000], ["0.01", "0.1", "1", "10", "100", "1,000"])
     ax.minorticks_off()
 
@@ -39,61 +42,87 @@ def colour(point: Point) -> str:
     return COLOURS[KINDS[point.work.name]]
 
 
-def roofline(points: Sequence[Point], on: Card) -> Figure:
-    """A dot for each recorded time; a stem to where its floor would put it. Only work that has products."""
-    fig, ax = figure(440)
+def roofline(points: Sequence[Point], ours: Sequence[Point], on: Card) -> Figure:
+    """A mark for each recorded time; a stem to where its floor would put it. Only work that has products."""
+    fig, ax = figure(460)
     roof(ax, on)
     ax.set_ylim(0.02, 2_000)
-    for p in points:
+    for p in (*points, *ours):
         if p.intensity:
             top = p.work.products(p.tokens) / p.floor(on) / 1e6
             ax.plot([p.intensity] * 2, [p.tflops, top], color=colour(p), lw=1.2)
-            ax.plot([p.intensity], [p.tflops], "o", color=colour(p), ms=6, zorder=5)
+            ax.plot([p.intensity], [p.tflops], color=colour(p), zorder=6, **(OURS if p in ours else THEIRS))
             ax.plot([p.intensity], [top], "o", mfc="white", mec=colour(p), ms=5, zorder=4)
-    named = {
-        "seam": (0.6, 0.25, "seam"),
-        "index, decode": (78, 78, "index,\ndecode"),
-        "sparse attention, decode": (300, 9, "sparse attention,\ndecode"),
-        "sparse attention, prompt": (700, 300, "sparse attention,\nprompt"),
-        "window attention, prompt": (112, 15, "window\nattention,\nprompt"),
-        "gated delta": (300, 160, "gated delta"),
-    }
-    for name, (x, y, text) in named.items():
-        right = name in ("index, decode", "window attention, prompt")
-        style = dict(color=COLOURS[KINDS[name]], fontweight="bold", fontsize=8, va="center")
-        ax.text(x, y, text, ha="right" if right else "left", **style)
+    placed(ax, {p.work.name for p in (*points, *ours)})
     for p in points:
         if p.work.name == "seam":
             text = f"{p.label} tokens" if p.tokens > 1 else "1 token"
             place = dict(xytext=(7, 3 if p.tokens == 32768 else -9), textcoords="offset points")
             ax.annotate(text, (p.intensity, p.tflops), fontsize=8, **place)
     ax.text(1.3, 8.5, f"{on.copy:,.0f} GB/s", rotation=34, fontsize=8)
-    ax.text(HIGH, on.products * 1.12, f"{on.products:,.0f} TFLOP/s", ha="right", fontsize=8)
-    ax.text(0.36, 900, "ring: the floor\ndot: best recorded time", va="center", fontsize=9)
+    ax.text(HIGH, on.products * 1.15, f"{on.products:,.0f} TFLOP/s", ha="right", va="bottom", fontsize=8)
+    legend(ax, bool(ours))
     return fig
 
 
-def distances(points: Sequence[Point], on: Card) -> Figure:
-    """How many floors each recorded time is, a row an operation, tokens beside the dots."""
-    names = list(dict.fromkeys(p.work.name for p in points))
-    fig, ax = figure(60 + 36 * len(names))
+def placed(ax: Axes, names: Collection[str]) -> None:
+    """Each operation's name beside its marks."""
+    where = {
+        "seam": (0.6, 0.25, "seam"),
+        "index, decode": (78, 78, "index,\ndecode"),
+        "index, prompt": (12_000, 100, "index,\nprompt"),
+        "sparse attention, decode": (320, 9, "sparse attention,\ndecode"),
+        "sparse attention, prompt": (900, 330, "sparse attention,\nprompt"),
+        "window attention, prompt": (112, 15, "window\nattention,\nprompt"),
+        "gated delta": (320, 75, "gated delta"),
+    }
+    for name in where.keys() & names:
+        x, y, text = where[name]
+        right = name in ("index, decode", "index, prompt", "window attention, prompt")
+        style = dict(color=COLOURS[KINDS[name]], fontweight="bold", fontsize=8, va="center")
+        ax.text(x, y, text, ha="right" if right else "left", **style)
+
+
+def legend(ax: Axes, ours: bool) -> None:
+    """What the marks mean, in grey."""
+    marks = {"the floor": dict(marker="o", mfc="white", ms=5), "best kernel of others": THEIRS}
+    marks |= {"this package's kernel": OURS} if ours else {}
+    handles = [Line2D([], [], ls="", color=COLOURS["other"], label=name, **mark) for name, mark in marks.items()]
+    ax.legend(handles=handles, loc="upper left", fontsize=9, frameon=False, handletextpad=0.2)
+
+
+def distances(points: Sequence[Point], ours: Sequence[Point], on: Card) -> Figure:
+    """How many floors each recorded time is, a row an operation: others' above the line, this package's below it."""
+    names = [name for name in KINDS if name in {p.work.name for p in (*points, *ours)}]
+    fig, ax = figure(70 + (58 if ours else 36) * len(names))
     for row, name in enumerate(names):
-        own = sorted((p for p in points if p.work.name == name), key=lambda p: p.times(on))
-        ax.plot([1, max(p.times(on) for p in own)], [row, row], color="#DDDDDD", lw=1, zorder=1)
-        for i, p in enumerate(own):
-            ax.plot([p.times(on)], [row], "o", color=colour(p), ms=6, zorder=3)
-            close = i and p.times(on) / own[i - 1].times(on) < 1.25
-            above = (0, -12 if close else 5)
-            place = dict(textcoords="offset points", fontsize=8, ha="center")
-            ax.annotate(p.label, (p.times(on), row), above, **place)
+        sides = [[p for p in side if p.work.name == name] for side in (points, ours)]
+        most = max(p.times(on) for side in sides for p in side)
+        ax.plot([1, most], [row, row], color="#DDDDDD", lw=1, zorder=1)
+        for own, mark, shift in zip(sides, (THEIRS, OURS), (-0.12, 0.12) if ours else (0, 0), strict=True):
+            strung(ax, sorted(own, key=lambda p: p.times(on)), row + shift, mark, on)
+    widest = max(p.times(on) for p in (*points, *ours))
     ax.axvline(1, color=COLOURS["query"], lw=1.2)
-    ax.set(xscale="log", xlim=(0.95, 70), ylim=(len(names) - 0.4, -0.8), xlabel="recorded time / floor")
-    ax.set_xticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
+    ax.set(xscale="log", xlim=(0.93, 1.4 * widest), ylim=(len(names) - 0.4, -0.8), xlabel="recorded time / floor")
+    ticks = [t for t in (1, 2, 5, 10, 20, 50, 100, 200) if t < 1.4 * widest]
+    ax.set_xticks(ticks, [str(t) for t in ticks])
     ax.minorticks_off()
     ax.set_yticks(range(len(names)), names)
     ax.tick_params(left=False)
     ax.spines["left"].set_visible(False)
     return fig
+
+
+def strung(ax: Axes, own: Sequence[Point], y: float, mark: dict, on: Card) -> None:
+    """Marks on one line, each with its tokens on the outer side; where there is no room, the later stays without."""
+    end = -1.0  # of the text before, as a logarithm
+    for p in own:
+        at, half = p.times(on), 0.028 * len(p.label)
+        ax.plot([at], [y], color=colour(p), zorder=3, **mark)
+        if log(at) - half > end:
+            place = dict(textcoords="offset points", fontsize=8, ha="center", va="top" if mark is OURS else "bottom")
+            ax.annotate(p.label, (at, y), (0, -6 if mark is OURS else 5), **place)
+            end = log(at) + half
 
 
 def moved(*, power: int, operation: str, start: str) -> Figure:

@@ -1,0 +1,49 @@
+"""A decode step of the whole model on a GPU, and what its context adds to it: the record of `minidsv41 bench model`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from minidsv41.course.records import from_gpu
+from minidsv41.ledger.flops import label
+
+RECORD = "bench_model"
+
+
+class Kind(NamedTuple):
+    """batch: sequences in the step; rows: tokens of each; pool: whether it binds later layers; cache: packed, float."""
+
+    batch: int
+    rows: int
+    pool: bool
+    cache: str
+
+
+Steps = dict[Kind, dict[int, dict[str, Any]]]
+
+
+def steps() -> Steps:
+    """What was measured, by kind and context; empty as long as there is no record."""
+    out: Steps = {}
+    for row in (from_gpu(RECORD) or {"results": {"steps": []}})["results"]["steps"]:
+        if "us" in row:
+            kind = Kind(row["batch"], row["rows"], row["pool"], row["cache"])
+            out.setdefault(kind, {})[row["context"]] = row
+    return out
+
+
+def prompts() -> list[dict[str, Any]]:
+    """Prompts that were taken in, each with its seconds and the bytes that a token left."""
+    found = from_gpu(RECORD)
+    return [row for row in found["results"]["prefill"] if "stopped_after" not in row] if found else []
+
+
+def lines(found: Steps) -> Iterator[str]:
+    """Decoding one token of each sequence, with the pool: the step at each context, and its growth."""
+    for kind, own in found.items():
+        if kind.rows == 1 and kind.pool and kind.cache == "packed":
+            times = ", ".join(f"{label(n)} {step['us']['median'] / 1e3:.2f} ms" for n, step in own.items())
+            last = own[max(own)]
+            yield f"{kind.batch:>2} at once: {times}; growth {last['growth']:.3f}"
+            yield f"            added {last['added_us']:,.0f} µs, reading alone {last['added_floor_us']:,.0f}"

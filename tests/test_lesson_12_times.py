@@ -1,0 +1,269 @@
+"""Times of a GPU in the lessons: what they say with a record and without one, and what the shipped record must hold."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from minidsv41.config import ModelConfig
+from minidsv41.course import absorbing, figures, growth, limiters, limits, live, measured, peers, records
+from minidsv41.course.pictures import intensity, roofline, timing
+from minidsv41.kernels.bench.step import compare
+from minidsv41.ledger import operations
+
+FLASH = ModelConfig.preset("flash")
+PEERS = records.record("peers_h200")
+ON = limits.card(PEERS)
+WORK = limits.released()
+MACHINE = {"device": "NVIDIA H200", "torch": "2.11.0", "date": "2026-11-30"}
+PNG = b"\x89PNG"
+
+
+def row(operation: str, shape: str, us: float | None, target: float | None = None, **others) -> dict:
+    met = None if target is None or us is None else us <= target
+    base = {"operation": operation, "shape": shape, "contestant": "kernel", "median_us": us, "target_us": target}
+    return base | {"met": met, "bytes": 10**6, "flops": 0, "note": "", "run": 0} | others
+
+
+ROWS = [
+    row("seam", "T=1", 12.0, 10.0),
+    row("seam", "T=1", 16.0, contestant="three_step"),
+    row("seam", "T=4,096", 150.0, 132.0, bytes=WORK["seam"].bytes(4096)),
+    row("seam", "T=4,096", 250.0, contestant="three_step"),
+    row("index_select", "32 x 1M", 1000.0, 1100.0),
+    row("index_select", "32 x 1M, in a pool", 40.0),
+    row("index_select", "prefill 4,096 x 32K", None, 3500.0, note="out of memory"),
+    row("kv_write", "main T=32,768", 17.0, 17.3),
+    row("engram_read", "host table T=4,096", 900.0, 700.0, bytes=4096 * 24 * 512),
+    row("gated_delta", "T=4,096 heads=16/16 D=128", 100.0),
+]
+
+
+def kernels(rows: list[dict]) -> dict:
+    ceilings = {"copy": 4240.0, "read": 4380.0, "pinned": 55.0, "matmul": 770.0, "launch_us": 0.5}
+    return {"kind": "kernels", "runs": [{"machine": MACHINE, "ceilings": ceilings}], "rows": rows}
+
+
+def model(steps: list[dict]) -> dict:
+    prefill = [{"tokens": 4089, "bytes_per_token": 890.0}, {"tokens": 9, "bytes_per_token": 1.0, "stopped_after": 3}]
+    return {"kind": "model", "machine": MACHINE, "results": {"prefill": prefill, "steps": steps}}
+
+
+def steps() -> list[dict]:
+    kinds = [(1, True), (1, False), (32, True), (32, False)]
+    found = [
+        {"context": n, "batch": b, "rows": 1, "pool": pool, "cache": "packed", "scanned_bytes": b * n * (2 - pool)}
+        | {"us": {"median": 5000.0 + 1e-3 * b * n * (2 - pool)}}
+        for b, pool in kinds
+        for n in (4096, 2**20)
+    ]
+    compare(found, 1e9)
+    return [*found, {"context": 2**20, "batch": 64, "rows": 1, "pool": True, "cache": "packed", "failed": "no room"}]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of records, empty but for the peers."""
+    monkeypatch.setattr(records, "records_dir", lambda: tmp_path)
+    (tmp_path / "peers_h200.json").write_text(json.dumps(PEERS), encoding="utf-8")
+    return tmp_path
+
+
+def put(folder: Path, name: str, content: dict) -> None:
+    (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", records.MAKERS)
+def test_without_a_record_it_is_said_how_to_make_it(folder: Path, name: str):
+    assert records.from_gpu(name) is None
+    assert records.origin(name) == f"not measured yet: `{records.MAKERS[name]}` does it, on a GPU"
+
+
+def test_the_commands_that_make_records_exist():
+    from typer.main import get_command
+
+    from minidsv41.cli import app
+
+    commands = get_command(app).commands["bench"].commands
+    for made in records.MAKERS.values():
+        _, bench, name, *options = made.split()
+        known = {flag for p in commands[name].params for flag in p.opts}
+        assert bench == "bench" and {o for o in options if o.startswith("--")} <= known
+
+
+def test_without_records_lessons_show_what_others_measured(folder: Path):
+    points = peers.points(PEERS, FLASH)
+    assert measured.points(FLASH) == [] and measured.rows() == {} and growth.steps() == {} == measured.rows("seam")
+    assert growth.prompts() == [] and list(growth.lines({})) == []
+    assert measured.table(ON, FLASH) == records.origin(measured.RECORD)
+    lines = measured.crossings(points, ON)
+    assert set(lines) == {"floor", "best peer"} and set(lines["floor"]) == {1, 32, 128, 4096, 32768}
+    for figure in (
+        roofline.roofline(points, [], ON),
+        roofline.distances(points, [], ON),
+        timing.seams(lines, live=live.Live()),
+    ):
+        assert figures.png(figure)[:4] == PNG
+
+
+def test_rows_become_points_beside_the_work_of_the_ledger(folder: Path):
+    put(folder, measured.RECORD, kernels(ROWS))
+    found = {(p.work.name, p.tokens): p for p in measured.points(FLASH)}
+    assert set(found) == {("seam", 1), ("seam", 4096), ("index, decode", 32), ("kv_write", 32768)}
+    assert found["seam", 4096].times(ON) == pytest.approx(150 / limits.floor(WORK["seam"], 4096, ON))
+    index = found["index, decode", 32]
+    assert index.label == "32 × 1M" and index.work.bytes(32) == operations.index_select(FLASH, 2**20).bytes(32)
+    assert [measured.number(text) for text in ("1M", "128K", "32,768", "7", None)] == [2**20, 2**17, 32768, 7, 0]
+    others = peers.points(PEERS, FLASH)
+    pictures = [
+        make(others, own, ON) for make in (roofline.roofline, roofline.distances) for own in ([], found.values())
+    ]
+    assert len({figures.png(p) for p in pictures}) == 4
+
+
+def test_the_table_says_what_was_aimed_at_and_what_limits(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    put(folder, measured.RECORD, kernels(ROWS))
+    monkeypatch.setattr(limiters, "LIMITERS", {"seam": "Waits.", "seam T=4": "Reads."})
+    said = measured.table(ON, FLASH)
+    assert said.startswith("2 of 6 aims met; in the same run: copy 4,240 GB/s, BF16 770 TFLOP/s\n\n| operation |")
+    assert "| seam | T=1 | 12 | 0.5 | 10 | **missed** Waits. |" in said and "| **missed** Reads. |" in said
+    assert "| index_select | 32 x 1M | 1,000 | 0.5 | 1,100 | met |" in said
+    assert "| index_select | prefill 4,096 x 32K | – | 0.5 | 3,500 | out of memory |" in said
+
+
+def test_a_table_in_host_memory_has_the_bus_as_its_floor(folder: Path):
+    put(folder, measured.RECORD, kernels(ROWS))
+    host = measured.rows("engram_read")["host table T=4,096"]
+    assert measured.floor(host, ON, FLASH) == pytest.approx(4096 * 24 * 264 / 55e3)
+
+
+def test_seams_are_drawn_by_tokens_and_a_gpu_of_this_machine_beside_them(folder: Path):
+    put(folder, measured.RECORD, kernels(ROWS))
+    lines = measured.crossings(peers.points(PEERS, FLASH), ON)
+    assert lines["one launch"] == {1: 12.0, 4096: 150.0} and lines["three launches"] == {1: 16.0, 4096: 250.0}
+    here = live.Live({("T=4,096", "kernel"): 90.0, ("T=4,096", "plain"): 9e3}, "rings: this machine's card, now")
+    assert figures.png(timing.seams(lines, live=here)) != figures.png(timing.seams(lines, live=live.Live()))
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_bars_show_the_floor_and_this_machine(log: bool):
+    here = live.Live(said="rings: this machine's card, now")
+    given = [timing.Bar("a", 30.0, 10.0, "index"), timing.Bar("b", 900.0, 100.0, "main", live=1000.0)]
+    plain = [timing.Bar("a", 30.0, 10.0, "index"), timing.Bar("b", 900.0, 100.0, "main")]
+    drawn = [figures.png(timing.bars(b, live=here, log=log)) for b in (given, plain)]
+    assert drawn[0] != drawn[1]
+
+
+def test_a_step_is_told_with_what_its_context_adds(folder: Path):
+    put(folder, growth.RECORD, model(steps()))
+    found = growth.steps()
+    assert set(found) == {growth.Kind(b, 1, pool, "packed") for b in (1, 32) for pool in (True, False)}
+    assert list(growth.lines(found))[2:] == [
+        "32 at once: 4K 5.13 ms, 1M 38.55 ms; growth 7.514",
+        "            added 33,423 µs, reading alone 33,423",
+    ]
+    assert [p["bytes_per_token"] for p in growth.prompts()] == [890.0]
+    assert figures.png(timing.growth(found))[:4] == PNG
+    put(folder, growth.RECORD, model([r for r in steps() if r["context"] == 4096]))
+    assert figures.png(timing.growth(growth.steps()))[:4] == PNG
+
+
+def results(crossing: float | None, naive: float, absorbed: float) -> dict:
+    rows = [{"queries": n, "naive": naive, "absorbed": absorbed} for n in (1, 384)]
+    return {"seconds": rows, "crossing": crossing}
+
+
+def test_a_break_even_is_told_as_far_as_the_record_goes():
+    assert absorbing.break_even(results(171.2, 1, 1)) == "171 queries"
+    assert absorbing.break_even(results(None, 2, 1)) == "more than 384 queries"
+    assert absorbing.break_even(results(None, 1, 2)) == "fewer than 2 queries"
+    settings = {"heads": 128, "prefix": 4096, "nope": 128, "rope": 64, "v": 128, "device": "cuda"}
+    assert absorbing.written(settings, 164) == 4260 * 128 * 320 * 2
+
+
+def test_both_clocks_stand_side_by_side():
+    cpu = records.record("bench_absorption")
+    gpu = cpu | {"results": results(None, 2e-4, 1e-4)}
+    one, two = (intensity.crossed(clocks, lambda prefix: 164.0) for clocks in ({"CPU": cpu}, {"CPU": cpu, "GPU": gpu}))
+    assert (len(one.axes), len(two.axes)) == (1, 2) and figures.png(two)[:4] == PNG
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(live.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(live.torch.cuda, "get_device_name", lambda: "NVIDIA X")
+    live.timed.cache_clear()
+    yield
+    live.timed.cache_clear()
+
+
+def test_a_gpu_that_is_here_is_asked_in_a_process_that_does_not_interpret(card, monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    def run(command, *, env, **options):
+        asked.append((command, env, options["timeout"]))
+        put(Path(command[command.index("--into") + 1]), "kernels_x", kernels(ROWS))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(live.subprocess, "run", run)
+    found = live.timed("seam T=4,096")
+    assert found.us["T=4,096", "three_step"] == 250.0 and found.said == "rings: this machine's NVIDIA X, now"
+    ((command, environment, _),) = asked
+    assert command[1:5] == ["-m", "minidsv41", "bench", "kernels"] and "TRITON_INTERPRET" not in environment
+
+
+def test_a_gpu_that_cannot_measure_leaves_the_record_alone(card, monkeypatch: pytest.MonkeyPatch):
+    def run(command, **options):
+        raise subprocess.CalledProcessError(1, command)
+
+    monkeypatch.setattr(live.subprocess, "run", run)
+    assert live.timed("seam") == live.Live(said="NVIDIA X: not measured, CalledProcessError")
+
+
+def shipped(name: str) -> dict:
+    if not (found := records.from_gpu(name)):
+        pytest.skip(records.origin(name))
+    return found
+
+
+def test_the_shipped_times_are_those_of_an_h200_and_no_kernel_is_wrong():
+    found = shipped(measured.RECORD)
+    assert {run["machine"]["device"] for run in found["runs"]} == {"NVIDIA H200"}
+    assert not [row for row in found["rows"] if row.get("wrong")]
+    assert all(p.times(ON) > 0.95 for p in measured.points(FLASH))  # reading alone is a little faster than copying
+
+
+def test_each_missed_target_has_its_limiter():
+    shipped(measured.RECORD)
+    missed = [measured.name(row) for row in measured.targets() if not row["met"] and not row.get("note")]
+    assert not [name for name in missed if not limiters.limiter(name)]
+
+
+def test_recorded_bytes_are_those_of_the_ledger():
+    shipped(measured.RECORD)
+    timed = measured.rows()
+    found = {name: p for name, row in timed.items() if (p := measured.point(row, FLASH))}
+    assert len({p.work.name for p in found.values()}) == len(roofline.KINDS)
+    for name, p in found.items():
+        assert p.work.bytes(p.tokens) == pytest.approx(timed[name]["bytes"], rel=0.02), name
+
+
+def test_one_launch_is_ahead_of_three_and_a_pool_of_all_keys():
+    shipped(measured.RECORD)
+    one, three = measured.rows("seam"), measured.rows("seam", "three_step")
+    for shape in ("T=4,096", "T=32,768"):
+        assert one[shape]["median_us"] < three[shape]["median_us"]
+    index = {shape: row["median_us"] for shape, row in measured.rows("index_select").items()}
+    gain = {s: index[f"{s} x 1M"] / index[f"{s} x 1M, in a pool"] for s in (1, 32)}
+    assert 1 < gain[1] < gain[32] < 64
+    assert index["32 x 128K"] < index["32 x 128K, bfloat16 keys"]
+
+
+def test_the_shipped_steps_keep_890_bytes_a_token():
+    shipped(growth.RECORD)
+    assert growth.steps() and all(prompt["bytes_per_token"] == 890 for prompt in growth.prompts())
