@@ -6,6 +6,7 @@ so nothing is sorted. What is kept stays in its order, which is that of the indi
 
 from __future__ import annotations
 
+from math import isqrt
 from typing import NamedTuple
 
 import triton
@@ -44,7 +45,10 @@ def cut(values, K: tl.constexpr):
 
     Fewer than K values above NONE all belong to the best.
     """
-    low = tl.maximum(tl.min(values, 0), NONE + 1)
+    N: tl.constexpr = values.shape[0]
+    GROUPS: tl.constexpr = min(N, triton.next_power_of_2(K))
+    least = tl.min(tl.max(values.reshape(N // GROUPS, GROUPS), 0), 0)  # each group has one that reaches it
+    low = tl.maximum(least, NONE + 1)
     high = tl.maximum(tl.minimum(tl.max(values, 0), LARGEST - 1), NONE) + 1
     at = middle(low, high)
     while at > low:  # at least K values are >= low, or low is where it began; fewer than K are >= high
@@ -56,12 +60,16 @@ def cut(values, K: tl.constexpr):
 
 
 @triton.jit
-def places(values, bound, room, above, tied):
-    """Which of the next values [N] are kept, and where, after `above` values above the bound and `tied` at it."""
-    ranks = tl.cumsum((values > bound).to(tl.int32) + ((values == bound).to(tl.int32) << 16), 0)  # two counts in one
-    at = tied + (ranks >> 16)
+def places(values, bound, room, before):
+    """Which of the next values [N] are kept, and where; before: values above the bound so far, 2**16 for each at it.
+
+    -> keep, place, and what came before the values after these.
+    """
+    counts = (values > bound).to(tl.int32) + ((values == bound).to(tl.int32) << 16)  # two in one
+    ranks = before + tl.cumsum(counts, 0)
+    at = ranks >> 16
     keep = (values > bound) | ((values == bound) & (at <= room))
-    return keep, above + (ranks & 0xFFFF) + tl.minimum(at, room) - 1
+    return keep, (ranks & 0xFFFF) + tl.minimum(at, room) - 1, before + tl.sum(counts, 0)
 
 
 @triton.jit
@@ -93,25 +101,32 @@ class Rowset(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Candidates that one program of the merge takes, how many it puts in their places at once, and its warps."""
+    """Most candidates that one program of the merge takes, how many it puts in their places at once, and its warps."""
 
     width: int = 16384
-    step: int = 4096
+    step: int = 8192
     warps: int = 16
 
 
-def cut_parts(width: int, k: int, cut: Cut) -> list[int]:
-    """Programs a row at each level of the merge of `width` candidates."""
+def cut_levels(width: int, k: int, cut: Cut) -> list[tuple[int, int]]:
+    """(candidates of a program, programs a row) at each level of the merge of `width` candidates.
+
+    Where one program cannot take all, two levels of about sqrt(k * width) each are the shortest way.
+    """
     require(2 * k <= cut.width <= 16384, f"cut width {cut.width}: allowed are {2 * k} (twice k) to 16384")
-    parts = [max(1, triton.cdiv(width, cut.width))]
-    while parts[-1] > 1:
-        parts.append(triton.cdiv(parts[-1] * k, cut.width))
-    return parts
+    levels = []
+    while not levels or levels[-1][1] > 1:
+        taken = triton.next_power_of_2(max(16, width))
+        if taken > cut.width:
+            taken = min(cut.width, triton.next_power_of_2(max(2 * k, isqrt(k * width))))
+        levels.append((taken, triton.cdiv(max(1, width), taken)))
+        width = levels[-1][1] * k
+    return levels
 
 
 def cut_bytes(width: int, k: int, cut: Cut) -> int:
     """Scratch of the merge, a row."""
-    return sum(parts * k * 8 for parts in cut_parts(width, k, cut)[:-1])
+    return sum(parts * k * 8 for _, parts in cut_levels(width, k, cut)[:-1])
 
 
 def merge(
@@ -133,8 +148,8 @@ def merge(
     k = chosen.shape[1]
     slots, runs, stride = values.shape
     width = runs * run
-    for parts in cut_parts(width, k, cut):
-        final, taken = parts == 1, min(cut.width, triton.next_power_of_2(max(16, width)))
+    for taken, parts in cut_levels(width, k, cut):
+        final = parts == 1
         to = None if final else values.new_empty(2, slots, parts, k)
         launch(
             cut_kernel,
@@ -175,7 +190,7 @@ def cut_kernel(
         values += slot.to(tl.int64) * row_stride
         every = part * N + tl.arange(0, N)
         bound, room = cut(tl.load(values + spread(every, RUN, STRIDE), every < limit, other=NONE), K)
-        above, tied, to = 0, 0, (slot.to(tl.int64) * parts + part) * K
+        before, to = 0, (slot.to(tl.int64) * parts + part) * K
         for first in range(part * N, tl.minimum(part * N + N, limit), STEP):
             at = first + tl.arange(0, STEP)
             where = spread(at, RUN, STRIDE)
@@ -183,16 +198,14 @@ def cut_kernel(
             index = at
             if indices is not None:
                 index = tl.load(indices + slot.to(tl.int64) * row_stride + where, at < limit, other=0)
-            keep, place = places(value, bound, room, above, tied)
+            keep, place, before = places(value, bound, room, before)
             if chosen is not None:
                 tl.store(chosen + row.to(tl.int64) * K + place, index.to(tl.int64), keep)
             else:
                 tl.store(out_values + to + place, value, keep)
                 tl.store(out_indices + to + place, index, keep)
-            above += tl.sum((value > bound).to(tl.int32), 0)
-            tied += tl.sum((value == bound).to(tl.int32), 0)
         rest = tl.arange(0, ROOM)
-        empty = (rest >= above + tl.minimum(tied, room)) & (rest < K)
+        empty = (rest >= (before & 0xFFFF) + tl.minimum(before >> 16, room)) & (rest < K)
         if chosen is not None:
             tl.store(chosen + row.to(tl.int64) * K + rest, tl.full([ROOM], -1, tl.int64), empty)
         else:

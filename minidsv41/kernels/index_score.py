@@ -24,17 +24,15 @@ def squeeze(values, indices, count, K: tl.constexpr, CAP: tl.constexpr, STEP: tl
     """Cut a buffer of `count` candidates to the K best, in place and in order -> its new count, and a bound."""
     every = tl.arange(0, CAP)
     bound, room = cut(tl.load(values + every, every < count, other=NONE), K)
-    above, tied = 0, 0
+    before = 0
     for first in range(0, count, STEP):
-        slot = first + tl.arange(0, STEP)
+        slot = tl.max_contiguous(first + tl.arange(0, STEP), 1)  # neighbours in neighbouring threads, as when stored
         value = tl.load(values + slot, slot < count, other=NONE)
         index = tl.load(indices + slot, slot < count, other=0)
-        keep, place = places(value, bound, room, above, tied)
+        keep, place, before = places(value, bound, room, before)
         tl.debug_barrier()  # all are read before one is overwritten
         tl.store(values + place, value, keep)
         tl.store(indices + place, index, keep)
-        above += tl.sum((value > bound).to(tl.int32), 0)
-        tied += tl.sum((value == bound).to(tl.int32), 0)
     return tl.minimum(count, K), tl.where(count >= K, bound, NONE)
 
 
