@@ -1,8 +1,8 @@
 """Norm, rotation and packing of new keys in one pass, straight into the cache, and the pooling of pairs in front.
 
-`write`: a program, one warp, takes rows one after the other, 16 channels a thread for a row of 512, and reads ahead.
+`write`: half of a warp takes a row, in pieces of 128 channels, so that one instruction does the same for two rows.
 A row is read and stored once, in bf16: 1,024 B in, 256 B of angles, 288 B (main) or 528 B (window) out. Device memory
-limits it, barely: main takes about 400 instructions a row and warp, 14 us of them at 32,768 rows beside 12 us of bytes.
+limits it, barely: two rows of main take about 630 instructions, 11 us of them at 32,768 rows beside 12 us of bytes.
 
 `pool`: a program for each token: that which closes a pair takes its own row and the one before (this call's, or the
 open pair of the last), the others leave a row of zeros, so that shapes do not depend on positions. Another for each
@@ -20,20 +20,22 @@ from torch import Tensor
 
 from minidsv41.formats import INDEX, MAIN, WINDOW, Format
 from minidsv41.kernels.launch import launch, native_fp8, require
-from minidsv41.kernels.packing import ACTIVATIONS, inverse_rms, physical, placed, rounded, turned
+from minidsv41.kernels.packing import ACTIVATIONS, angles, inverse_rms, physical, placed, rounded, turned, widened
 from minidsv41.ops import Batch, Rows, closed
 
 
 class Tile(NamedTuple):
-    """Rows that a program writes one after the other, and its warps."""
+    """Rows of a program, and its warps."""
 
-    rows: int
+    rows: int = 2
     warps: int = 1
 
 
+TILES = {"rows": [Tile(rows, warps) for warps in (1, 2, 4, 8) for rows in (2 * warps, 4 * warps)]}
+
+
 def tile_of(rows: int) -> Tile:
-    """About as many programs as an H200 holds at once, 132 x 32 of one warp."""
-    return Tile(rows=max(1, min(16, rows // 4096)))
+    return Tile()
 
 
 @triton.jit
@@ -42,31 +44,25 @@ def write(
     D: tl.constexpr, R: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr,
     GROUP: tl.constexpr, WORD: tl.constexpr, FORM: tl.constexpr, TYPE: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    REST: tl.constexpr = D - WIDE
-    d = tl.arange(0, WIDE)
-    gain, rest_gain = tl.load(norm + REST + d).to(tl.float32), tl.load(norm + d).to(tl.float32)
-    row = tl.program_id(0) * ROWS
-    final = tl.minimum(row + ROWS, n) - 1
-    here = x + row.to(tl.int64) * stride + d
-    ahead, rest_ahead = tl.load(here + REST), tl.load(here)
-    own, entry = tl.load(seq + row), tl.load(index + row)
-    for i in range(ROWS):
-        now = tl.minimum(row + i, final)  # after the last row it comes again, not to be stored
-        last, rest = ahead.to(tl.float32), rest_ahead.to(tl.float32)
-        at = physical(table, own, tl.where(row + i < n, entry, -1), pages, PAGE)
-        then = tl.minimum(row + i + 1, final)
-        here = x + then.to(tl.int64) * stride + d
-        ahead, rest_ahead = tl.load(here + REST), tl.load(here)
-        own, entry = tl.load(seq + then), tl.load(index + then)
-        squares = last * last
-        if REST:
-            squares += rest * rest
-        factor = inverse_rms(tl.sum(squares), D, eps)
-        last = turned(rounded(last * factor * gain, TYPE), now.to(tl.int64), cos, sin, WIDE, R, TYPE)
-        if REST:
-            rest = rounded(rest * factor * rest_gain, TYPE)
-            placed(rest, at, data, scales, 0, D, WIDE, GROUP, WORD, FORM, TYPE, FP8)
-        placed(last, at, data, scales, REST, D, WIDE, GROUP, WORD, FORM, TYPE, FP8)
+    row, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDE)
+    live = row < n
+    row = tl.minimum(row, n - 1).to(tl.int64)  # beyond the last row it comes again, not to be stored
+    here = x + row[:, None] * stride + d[None, :]
+    pieces = ()
+    squares = tl.zeros([ROWS, WIDE], tl.float32)
+    for first in tl.static_range(0, D, WIDE):
+        piece = widened(tl.load(here + first), TYPE)
+        squares += piece * piece
+        pieces += (piece,)
+    c, s = angles(row, cos, sin, WIDE, R)
+    at = physical(table, tl.load(seq + row), tl.where(live, tl.load(index + row), -1), pages, PAGE)
+    factor = inverse_rms(tl.sum(squares, 1), D, eps)[:, None]
+    for i in tl.static_range(D // WIDE):
+        gain = tl.load(tl.broadcast_to((norm + i * WIDE + d)[None, :], ROWS, WIDE)).to(tl.float32)
+        piece = rounded(pieces[i] * factor * gain, TYPE)
+        if i == D // WIDE - 1:
+            piece = turned(piece, c, s, TYPE)
+        placed(piece, at, data, scales, i * WIDE, D, GROUP, WORD, FORM, TYPE, FP8)
 
 
 def kv_write(
@@ -110,7 +106,7 @@ def arguments(
         require(x.shape == shape, f"{name} {tuple(x.shape)}: allowed is {shape}")
         require(x.is_contiguous(), f"{name}: strides {x.stride()}: allowed are contiguous tensors")
     require(cos.dtype == sin.dtype == torch.float32, f"cos {cos.dtype}, sin {sin.dtype}: allowed is float32")
-    wide = D // 2 if D > 256 and 2 * R <= D else D  # the half that is turned, or the whole
+    wide = min(D, max(128, triton.next_power_of_2(R)))  # channels at once; the last of these are turned
     return dict(
         norm=norm, cos=cos, sin=sin, seq=seq, index=index, table=into.table.contiguous(), scales=into.scales,
         data=into.data.view(torch.int32), pages=into.table.shape[1], D=D, R=R, WIDE=wide, PAGE=into.page,
@@ -139,10 +135,9 @@ def pool(
             pooled = rounded((c0 * e0 + c * e) / (e0 + e), TYPE)
             factor = inverse_rms(tl.sum(pooled * pooled), D, eps)
             latent = rounded(pooled * factor * tl.load(norm + d).to(tl.float32), TYPE)
-            at = physical(table, own, entry, pages, PAGE)
-            placed(
-                turned(latent, row, cos, sin, D, R, TYPE), at, data, scales, 0, D, D, GROUP, WORD, FORM, TYPE, FP8
-            )  # fmt: skip
+            at, one = physical(table, own, entry, pages, PAGE), tl.zeros([1], tl.int64)
+            c, s = angles(one + row, cos, sin, D, R)
+            placed(turned(latent[None, :], c, s, TYPE), one + at, data, scales, 0, D, GROUP, WORD, FORM, TYPE, FP8)
         tl.store(latents + row * D + d, latent.to(latents.dtype.element_ty))
     else:
         own = row - T
@@ -185,7 +180,7 @@ def pool_write(
     launch(
         pool, (T + S,), pairs=pairs.contiguous(), before=before.contiguous(), offset=batch.offset,
         starts=batch.cu_seqlens, latents=latents, opened=opened, T=T, eps=eps, TYPE=ACTIVATIONS[into.dtype],
-        num_warps=(tile or Tile(1)).warps, **shared,
+        num_warps=tile.warps if tile else 1, **shared,
     )  # fmt: skip
     return latents, opened
 

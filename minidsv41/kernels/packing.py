@@ -1,4 +1,4 @@
-"""Values become the bytes of a row inside a kernel: rotated, rounded, packed, stored. A program has one row.
+"""Values become the bytes of rows inside a kernel: rotated, rounded, packed, stored, in pieces [rows, channels].
 
 E2M1 is rounded by bits: no card before Blackwell does it by itself. A quotient x / s is x times 1 / s, and what lies
 within 8 float32 steps of a tie counts as the tie.
@@ -32,6 +32,16 @@ def rounded(x, TYPE: tl.constexpr):
 
 
 @triton.jit
+def widened(x, TYPE: tl.constexpr):
+    """Numbers of TYPE, an even number in each thread, as float32."""
+    if INTERPRETED or tl.float32 == TYPE:
+        return x.to(tl.float32)
+    return tl.inline_asm_elementwise(  # one instruction each, where `x.to` takes two for every second one
+        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [x], tl.float32, True, 2
+    )
+
+
+@triton.jit
 def over(x, N: tl.constexpr):
     """x / N for a small whole N, exact where the quotient is short, without the branches of a true division."""
     ONE: tl.constexpr = 1.0 / N
@@ -40,12 +50,28 @@ def over(x, N: tl.constexpr):
 
 
 @triton.jit
-def halves(low, high):
-    """float32 pairs, scaled by 2**-14 and cut at 6 -> their float16 bits, both in one int32."""
+def reciprocal(x):
+    """1 / x of a normal float32, to its last place."""
+    if INTERPRETED:
+        return 1.0 / x
+    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=r,r", [x], tl.float32, True, 1)
+
+
+@triton.jit
+def halves(low, high, BEYOND: tl.constexpr, FP8: tl.constexpr):
+    """float32 pairs, scaled by 2**-14, cut at 6 if some can lie BEYOND -> their float16 bits, both in one int32."""
     if INTERPRETED:
         low, high = tl.clamp(low, -6 * 2.0**-14, 6 * 2.0**-14), tl.clamp(high, -6 * 2.0**-14, 6 * 2.0**-14)
         low, high = low.to(tl.float16).to(tl.int16, bitcast=True), high.to(tl.float16).to(tl.int16, bitcast=True)
         return (low.to(tl.int32) & 0xFFFF) | (high.to(tl.int32) << 16)
+    if not BEYOND:
+        return tl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [low, high], tl.int32, True, 1)
+    if FP8:  # a card which also has the smaller of two sizes, with a sign, as one instruction
+        return tl.inline_asm_elementwise(
+            """{.reg .b32 t, m; cvt.rn.f16x2.f32 t, $2, $1; mov.b32 m, 0x0E000E00;
+            min.xorsign.abs.f16x2 $0, t, m;}""",
+            "=r,r,r", [low, high], tl.int32, True, 1,
+        )  # fmt: skip
     return tl.inline_asm_elementwise(
         """{.reg .b32 t, m; cvt.rn.f16x2.f32 t, $2, $1; mov.b32 m, 0x0E000E00; min.f16x2 t, t, m;
         mov.b32 m, 0x8E008E00; max.f16x2 $0, t, m;}""",
@@ -54,71 +80,83 @@ def halves(low, high):
 
 
 @triton.jit
-def nibbles(x, inverse, N: tl.constexpr, TYPE: tl.constexpr):
-    """x [N * 8] times inverse, of the same shape -> E2M1 codes, eight in an int32 [N], the first lowest.
+def nibbles(x, inverse, BEYOND: tl.constexpr, TYPE: tl.constexpr, FP8: tl.constexpr):
+    """x [M, N * 8] times inverse, of the same shape -> E2M1 codes, eight in an int32 [M, N], the first lowest.
 
     x times a small power of two, as a float, has its code in the lowest exponent bit or two and the first of the
     mantissa. For bfloat16, float16 is enough to tell a tie (quotients differ by 2**-8 or not at all), and two fit.
     """
+    M: tl.constexpr = x.shape[0]
+    N: tl.constexpr = x.shape[1] // 8
     if tl.bfloat16 == TYPE:
-        low, high = (x * (inverse * 2.0**-14)).reshape(N, 2, 4).permute(0, 2, 1).split()  # channels k and k + 4
-        bits = halves(low, high)
+        low, high = (x * (inverse * 2.0**-14)).reshape(M, N, 2, 4).permute(0, 1, 3, 2).split()  # channels k and k + 4
+        bits = halves(low, high, BEYOND, FP8)
         bits += 0xFF00FF + ((bits >> 9) & 0x10001)  # up where beyond a half, or at it and odd
-        codes = ((bits >> 9) & 0x70007) | ((bits >> 12) & 0x80008)
-        return tl.sum(codes << (tl.arange(0, 4) * 4)[None, :], 1)
+        even, odd = bits.reshape(M, N, 2, 2).split()  # then the upper bytes, s000eem and a rest, of four channels
+        first, second = even.split()
+        even = ((first >> 8) & 0xFF00FF) | (second & -0xFF0100)
+        first, second = odd.split()
+        odd = ((first >> 8) & 0xFF00FF) | (second & -0xFF0100)
+        low = ((even >> 1) & 0x07070707) | ((even >> 4) & 0x08080808)
+        return low | ((odd << 3) & 0x70707070) | (odd & -0x7F7F7F80)
     x *= inverse
     bits = tl.minimum(tl.abs(x) * 2.0**-126, 6 * 2.0**-126).to(tl.int32, bitcast=True)
     codes = (bits + 0x1FFFF8 + ((bits >> 18) & 16)) >> 22  # what is within 8 steps of a tie counts as one
-    codes = (codes | ((x.to(tl.int32, bitcast=True) >> 28) & 8)).reshape(N, 8)
-    return tl.sum(codes << (tl.arange(0, 8) * 4)[None, :], 1)
+    codes = (codes | ((x.to(tl.int32, bitcast=True) >> 28) & 8)).reshape(M, N, 8)
+    return tl.sum(codes << (tl.arange(0, 8) * 4)[None, None, :], 2)
 
 
 @triton.jit
-def packed(
-    x, WIDE: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr, TYPE: tl.constexpr, FP8: tl.constexpr
-):  # fmt: skip
-    """x [WIDE] -> int32 words [WIDE * bits / 32] and uint8 scale codes [WIDE / GROUP]."""
+def packed(x, GROUP: tl.constexpr, FORM: tl.constexpr, TYPE: tl.constexpr, FP8: tl.constexpr):
+    """x [M, WIDE] -> int32 words [M, WIDE * bits / 32] and uint8 scale codes [M, WIDE / GROUP]."""
+    M: tl.constexpr = x.shape[0]
+    WIDE: tl.constexpr = x.shape[1]
     FLOOR: tl.constexpr = 6 * 2.0**-9 if FORM == "main" else 1e-4 if FORM == "window" else 6 * 2.0**-126
     LARGEST: tl.constexpr = 448.0 if FORM == "window" else 6.0
-    largest = tl.max(tl.abs(x).reshape(WIDE // GROUP, GROUP), 1)
-    scale = over(tl.maximum(largest, FLOOR, propagate_nan=tl.PropagateNan.ALL), LARGEST)
+    largest = tl.max(tl.abs(x).reshape(M, WIDE // GROUP, GROUP), 2)
+    scale = over(tl.maximum(largest, FLOOR, propagate_nan=tl.PropagateNan.ALL), LARGEST)  # NaN if not finite
     if FORM == "main":
-        scales = e4m3_encode(scale, FP8)
-        inverse = 1.0 / e4m3_decode(scales, FP8).to(tl.float32)
+        scales = scale.to(tl.float8e4nv).to(tl.uint8, bitcast=True) if FP8 else e4m3_encode(scale, FP8)
+        inverse = reciprocal(e4m3_decode(scales, FP8).to(tl.float32))
     else:
         scales = ue8m0_encode(scale)
         inverse = ue8m0_decode(254 - scales.to(tl.int32))
-    inverse = inverse.expand_dims(1).broadcast_to(WIDE // GROUP, GROUP).reshape(WIDE)
+    inverse = inverse.expand_dims(2).broadcast_to(M, WIDE // GROUP, GROUP).reshape(M, WIDE)
     if FORM == "window":
         x *= inverse
         codes = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True) if FP8 else e4m3_encode(x, FP8)
-        words = tl.sum(codes.to(tl.int32).reshape(WIDE // 4, 4) << (tl.arange(0, 4) * 8)[None, :], 1)
+        words = tl.sum(codes.to(tl.int32).reshape(M, WIDE // 4, 4) << (tl.arange(0, 4) * 8)[None, None, :], 2)
     else:
-        words = nibbles(x, inverse, WIDE // 8, TYPE)
+        words = nibbles(x, inverse, FORM == "main", TYPE, FP8)
     return words, scales
 
 
 @triton.jit
 def placed(
-    x, at, data, scales, FIRST: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr,
-    WORD: tl.constexpr, FORM: tl.constexpr, TYPE: tl.constexpr, FP8: tl.constexpr,
+    x, at, data, scales, FIRST: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr, WORD: tl.constexpr,
+    FORM: tl.constexpr, TYPE: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """Pack x [WIDE] and store it as the channels from FIRST on of physical row `at`; -1: not at all."""
-    words, groups = packed(x, WIDE, GROUP, FORM, TYPE, FP8)
-    tl.store(data + at * (D // WORD) + (FIRST // WORD) + tl.arange(0, WIDE // WORD), words, at >= 0)
-    tl.store(scales + at * (D // GROUP) + (FIRST // GROUP) + tl.arange(0, WIDE // GROUP), groups, at >= 0)
+    """Pack x [M, WIDE] and store it as the channels from FIRST on of physical rows `at` [M]; -1: not at all."""
+    WIDE: tl.constexpr = x.shape[1]
+    words, groups = packed(x, GROUP, FORM, TYPE, FP8)
+    at = at[:, None]
+    tl.store(data + at * (D // WORD) + (FIRST // WORD) + tl.arange(0, WIDE // WORD)[None, :], words, at >= 0)
+    tl.store(scales + at * (D // GROUP) + (FIRST // GROUP) + tl.arange(0, WIDE // GROUP)[None, :], groups, at >= 0)
 
 
 @triton.jit
-def turned(x, angles, cos, sin, WIDE: tl.constexpr, R: tl.constexpr, TYPE: tl.constexpr):
-    """Turn the last R channels of x [WIDE] by row `angles` of cos and sin."""
-    p = tl.arange(0, WIDE // 2) - (WIDE - R) // 2
-    c = tl.load(cos + angles * (R // 2) + p, p >= 0, 1.0)
-    s = tl.load(sin + angles * (R // 2) + p, p >= 0, 0.0)
-    a, b = x.reshape(WIDE // 2, 2).split()
-    first = tl.where(p >= 0, rounded(a * c - b * s, TYPE), a)
-    second = tl.where(p >= 0, rounded(a * s + b * c, TYPE), b)
-    return tl.join(first, second).reshape(WIDE)
+def angles(row, cos, sin, WIDE: tl.constexpr, R: tl.constexpr):
+    """cos and sin [M, WIDE / 2] of `row` [M] for pairs of channels, of which the last R are turned."""
+    p = (tl.arange(0, WIDE // 2) - (WIDE - R) // 2)[None, :]
+    at = row[:, None] * (R // 2) + p
+    return tl.load(cos + at, p >= 0, 1.0), tl.load(sin + at, p >= 0, 0.0)  # the others stay what they are
+
+
+@triton.jit
+def turned(x, c, s, TYPE: tl.constexpr):
+    """Turn pairs of channels of x [M, WIDE]."""
+    a, b = x.reshape(x.shape[0], x.shape[1] // 2, 2).split()
+    return tl.join(rounded(a * c - b * s, TYPE), rounded(a * s + b * c, TYPE)).reshape(x.shape[0], x.shape[1])
 
 
 @triton.jit
