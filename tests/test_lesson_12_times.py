@@ -172,6 +172,12 @@ def test_a_step_is_told_with_what_its_context_adds(folder: Path):
     assert figures.png(timing.growth(growth.steps()))[:4] == PNG
 
 
+def test_formats_are_compared_at_the_longest_context_that_both_have(folder: Path):
+    floats = [r | {"cache": "float", "us": {"median": 9000.0}} for r in steps()[:1]]
+    put(folder, growth.RECORD, model([*steps(), *floats]))
+    assert list(growth.formats(growth.steps())) == ["a decode step, 1 at once, 4K: packed 5.00 ms, BF16 9.00 ms"]
+
+
 def results(crossing: float | None, naive: float, absorbed: float) -> dict:
     rows = [{"queries": n, "naive": naive, "absorbed": absorbed} for n in (1, 384)]
     return {"seconds": rows, "crossing": crossing}
@@ -267,3 +273,10 @@ def test_one_launch_is_ahead_of_three_and_a_pool_of_all_keys():
 def test_the_shipped_steps_keep_890_bytes_a_token():
     shipped(growth.RECORD)
     assert growth.steps() and all(prompt["bytes_per_token"] == 890 for prompt in growth.prompts())
+
+
+def test_a_gpu_absorbs_for_one_query():
+    found = shipped("bench_absorption_gpu")
+    assert (found["settings"]["heads"], found["settings"]["device"]) == (128, "cuda")
+    first = found["results"]["seconds"][0]
+    assert first["queries"] == 1 and first["absorbed"] < first["naive"]

@@ -47,3 +47,15 @@ def lines(found: Steps) -> Iterator[str]:
             last = own[max(own)]
             yield f"{kind.batch:>2} at once: {times}; growth {last['growth']:.3f}"
             yield f"            added {last['added_us']:,.0f} µs, reading alone {last['added_floor_us']:,.0f}"
+
+
+def formats(found: Steps) -> Iterator[str]:
+    """The same steps on packed caches and on caches in BF16, each at the longest context that both have."""
+    for kind, own in found.items():
+        packed = found.get(kind._replace(cache="packed"), {})
+        if kind.cache == "float" and (both := own.keys() & packed.keys()):
+            n = max(both)
+            times = (
+                f"{name} {step[n]['us']['median'] / 1e3:.2f} ms" for name, step in (("packed", packed), ("BF16", own))
+            )
+            yield f"a decode step, {kind.batch} at once, {label(n)}: " + ", ".join(times)

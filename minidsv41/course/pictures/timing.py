@@ -11,8 +11,9 @@ from matplotlib.ticker import FuncFormatter
 
 from minidsv41.course.figures import COLOURS, figure
 from minidsv41.course.growth import Kind, Steps
+from minidsv41.course.limits import h200
 from minidsv41.course.live import Live
-from minidsv41.course.measured import number
+from minidsv41.course.measured import Row, number
 
 LIVE = dict(mfc="none", mec=COLOURS["draft"], mew=1.8, ms=9, zorder=6)
 LENGTHS = ([4096, 32768, 131072, 1048576], ["4K", "32K", "128K", "1M"])
@@ -27,6 +28,12 @@ class Bar:
     floor: float
     kind: str
     live: float | None = None
+
+    @classmethod
+    def of(cls, row: Row, label: str, kind: str, live: Live) -> Bar:
+        """A row of the record, with its floor on the H200 of lesson 12."""
+        now = live.us.get((row["shape"], row["contestant"]))
+        return cls(label, row["median_us"], h200().floor(row["bytes"], row["flops"]), kind, now)
 
 
 def bars(given: Sequence[Bar], *, live: Live, log: bool = False) -> Figure:
