@@ -1,7 +1,9 @@
 """Stored rows inside attention kernels: where a key lies, its bytes, and its values.
 
 Columns come in the order of `columns`: runs of eight, the even runs first, then the odd ones. A thread that decodes
-eight bytes of FP4 then holds two whole runs, one of each half, and nothing has to be interleaved.
+eight bytes of FP4 then holds two whole runs, one of each half, and nothing has to be interleaved. Where it decodes
+sixteen bytes at once, RUNS is 4 instead of 2: every fourth run first, so that the runs which neighbouring threads write
+to shared memory are neighbours, too.
 """
 
 from __future__ import annotations
@@ -40,21 +42,23 @@ def decode_fp4() -> str:
 
 DECODE_FP4 = tl.constexpr(decode_fp4())
 REGISTERS = tl.constexpr(",".join(["=&r"] * 8 + ["r"] * 6))
+REGISTERS_OF_WORDS = tl.constexpr(",".join(["=&r"] * 8 + ["r"] * 3))
+EIGHT = tl.constexpr((tl.bfloat16,) * 8)
 
 
 @triton.jit
-def columns(HALF: tl.constexpr):
+def columns(HALF: tl.constexpr, RUNS: tl.constexpr = 2):
     """[2 * HALF] which column stands at each place."""
     place = tl.arange(0, 2 * HALF)
-    i = place % HALF
-    return tl.max_contiguous(tl.multiple_of(i // 8 * 16 + place // HALF * 8 + i % 8, 8), 8)
+    i = place % (2 * HALF // RUNS)
+    return tl.max_contiguous(tl.multiple_of(i // 8 * (8 * RUNS) + place // (2 * HALF // RUNS) * 8 + i % 8, 8), 8)
 
 
 @triton.jit
-def in_order(x, HALF: tl.constexpr):
+def in_order(x, HALF: tl.constexpr, RUNS: tl.constexpr = 2):
     """[rows, 2 * HALF] with its columns back in their order."""
     ROWS: tl.constexpr = x.shape[0]
-    return x.reshape(ROWS, 2, HALF // 8, 8).permute(0, 2, 1, 3).reshape(ROWS, 2 * HALF)
+    return x.reshape(ROWS, RUNS, HALF // (4 * RUNS), 8).permute(0, 2, 1, 3).reshape(ROWS, 2 * HALF)
 
 
 @triton.jit
@@ -66,7 +70,10 @@ def located(table, pages, page, seq, index):
 
 
 @triton.jit
-def fetch(data, scales, row, D: tl.constexpr, HALF: tl.constexpr, FORMAT: tl.constexpr, PACKED: tl.constexpr):
+def fetch(
+    data, scales, row, D: tl.constexpr, HALF: tl.constexpr, FORMAT: tl.constexpr, PACKED: tl.constexpr,
+    RUNS: tl.constexpr = 2,
+):  # fmt: skip
     """What is stored of N rows: values, codes or packed codes [N, .], and scale codes [N, .]; zeros where row is -1."""
     FULL: tl.constexpr = D == 2 * HALF
     real, row = (row >= 0)[:, None], row.to(tl.int64)
@@ -77,7 +84,7 @@ def fetch(data, scales, row, D: tl.constexpr, HALF: tl.constexpr, FORMAT: tl.con
         stored = tl.load(data + row[:, None] * (D // 2) + byte[None, :], codes_real, other=0)
         scale = tl.load(scales + row[:, None] * (D // 16) + group[None, :], scale_real, other=0)
     else:
-        column, group = columns(HALF), tl.arange(0, HALF // 16)
+        column, group = columns(HALF, RUNS), tl.arange(0, HALF // 16)
         codes_real = real if FULL else real & (column < D)[None, :]
         if FORMAT == "main":
             stored = tl.load(data + row[:, None] * (D // 2) + (column // 2)[None, :], codes_real, other=0)
@@ -93,9 +100,39 @@ def fetch(data, scales, row, D: tl.constexpr, HALF: tl.constexpr, FORMAT: tl.con
 
 
 @triton.jit
+def fetch_words(data, scales, row, HALF: tl.constexpr):
+    """As `fetch`, of packed rows of width 2 * HALF: codes in words of four bytes, scales in pairs.
+
+    Where a loop carries them, these stay whole in registers; bytes would take a register each. The scales come in the
+    order of the codes, not sixteen bytes a thread.
+    """
+    N: tl.constexpr = row.shape[0]
+    real, row = (row >= 0)[:, None], row.to(tl.int64)[:, None]
+    word, group = tl.arange(0, HALF // 4), tl.arange(0, HALF // 8)
+    words = tl.load(data.to(tl.pointer_type(tl.int32)) + row * (HALF // 4) + word[None, :], real, other=0)
+    scale = tl.load(scales + tl.max_contiguous(row * (HALF // 8) + group[None, :], [1, 2]), real, other=0)
+    first, second = scale.to(tl.int16).reshape(N, HALF // 16, 2).split()
+    return words, first | (second << 8)
+
+
+@triton.jit
+def decoded_words(words, pairs, HALF: tl.constexpr, FP8: tl.constexpr):
+    """Values [N, 2 * HALF] of fetched words; register k of two words holds their values 2 k and 2 k + 1."""
+    N: tl.constexpr = words.shape[0]
+    groups = tl.join((pairs & 255).to(tl.uint8), ((pairs >> 8) & 255).to(tl.uint8))
+    factor = codes.e4m3_decode(groups, FP8).to(tl.bfloat16).reshape(N, HALF // 8)
+    factor = factor[:, :, None].broadcast_to(N, HALF // 8, 2).reshape(N, HALF // 4)
+    a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(DECODE_FP4, REGISTERS_OF_WORDS, [words, factor], EIGHT, True, 2)
+    first, second = tl.join(tl.join(a, b), tl.join(c, d)), tl.join(tl.join(e, f), tl.join(g, h))
+    values = tl.join(first, second).reshape(N, HALF // 16, 2, 2, 2, 2, 2)  # four words, half of a register, k
+    return values.permute(0, 2, 6, 1, 5, 4, 3).reshape(N, 2 * HALF)
+
+
+@triton.jit
 def decoded(
-    stored, scale, HALF: tl.constexpr, FORMAT: tl.constexpr, DOT: tl.constexpr, FP8: tl.constexpr, PACKED: tl.constexpr
-):
+    stored, scale, HALF: tl.constexpr, FORMAT: tl.constexpr, DOT: tl.constexpr, FP8: tl.constexpr,
+    PACKED: tl.constexpr, RUNS: tl.constexpr = 2,
+):  # fmt: skip
     """Values [N, 2 * HALF] of fetched rows, in the type that is multiplied. Exact in bfloat16."""
     N: tl.constexpr = stored.shape[0]
     if FORMAT == "main" and PACKED:
@@ -107,7 +144,9 @@ def decoded(
     elif FORMAT == "main":
         values = codes.e2m1_decode(stored).to(DOT) * codes.e4m3_decode(scale, FP8).to(DOT)
     elif FORMAT == "window":
-        factor = codes.ue8m0_decode(scale)[:, None, :, None].broadcast_to(N, 2, HALF // 16, 16).reshape(N, 2 * HALF)
+        GROUP: tl.constexpr = 32 // RUNS  # values of a group that are neighbours
+        factor = codes.ue8m0_decode(scale)[:, None, :, None].broadcast_to(N, RUNS, HALF // 16, GROUP)
+        factor = factor.reshape(N, 2 * HALF)
         values = (codes.e4m3_decode(stored, FP8).to(tl.float32) * factor).to(DOT)
     else:
         values = stored.to(DOT)

@@ -1,9 +1,10 @@
 """Attention of single queries: one program takes a query, its heads, and all of its keys or one of several parts.
 
-The program first writes the physical rows of its keys (4 bytes a key, read back at once), then takes tile after tile:
-rows are decoded into shared memory once and multiplied twice, as keys and as values, while the next tile's bytes are
-on their way to registers. Where a query's keys are in parts, `combine` adds up their outputs, kept in
-the dtype of q (an eighth more error than without parts, half of the traffic of float32).
+The program first writes the physical rows of all of its keys (4 bytes a key, read back at once), then takes tile after
+tile: rows are decoded into shared memory once and multiplied twice, as keys and as values, while the next tile's bytes
+are on their way to registers. One program fills a multiprocessor: what it does not overlap waits. Where a query's keys
+are in parts, `combine` adds up their outputs, kept in the dtype of q (an eighth more error than without parts, half of
+the traffic of float32).
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from minidsv41.kernels.attention_rows import (
     columns,
     common,
     decoded,
+    decoded_words,
     fetch,
+    fetch_words,
     in_order,
     located,
     pairs,
     places,
     rotated_back,
 )
-from minidsv41.kernels.launch import launch
+from minidsv41.kernels.launch import launch, starts_early
 from minidsv41.ops.rows import Rows, Span
 
 LOWEST = tl.constexpr(-1e30)  # the maximum of no scores: finite, so that differences are numbers
@@ -42,19 +45,28 @@ class Tile(NamedTuple):
     keys: int
     splits: int = 1
     warps: int = 8
-    stages: int = 5
+    stages: int = 1
     rows: int = 4  # heads that one program of `combine` takes
+    ahead: bool = False  # codes of the next tile wait in registers
+    early: bool = True  # programs start while the kernel before them still ends, and wait for it then
 
 
 PROGRAMS = 128  # fewer queries than this are split over programs
-TILES = {  # to be measured; five stages and more keep two tiles in flight, one stage leaves room for 128 keys
-    "steps": [Tile(64, 64, parts, rows=rows) for parts in (2, 4, 5, 10) for rows in (1, 4)],
+TILES = {  # to be measured
+    "steps": [
+        Tile(64, 64, 10, ahead=True, rows=1),
+        Tile(64, 64, 4, ahead=True),
+        Tile(64, 128, 4, ahead=True),
+        Tile(64, 32, 20, ahead=True, rows=1),
+        Tile(64, 64, 4, ahead=True, rows=2),
+        Tile(64, 64, 10, ahead=True, rows=1, early=False),
+    ],
     "prompts": [
-        Tile(64, 64, stages=1),
-        Tile(64, 128, stages=1),
-        Tile(64, 32),
-        Tile(64, 32, stages=7),
-        Tile(64, 64, 1, 16),
+        Tile(64, 128, ahead=True),
+        Tile(64, 128),
+        Tile(64, 128, ahead=True, early=False),
+        Tile(64, 128, 2, ahead=True),
+        Tile(64, 128, stages=1, warps=16, ahead=True),
     ],
 }
 
@@ -64,14 +76,18 @@ def tile_for(
 ) -> Tile:  # fmt: skip
     """As many parts of a query as fill the card, none smaller than a tile; what fits shared memory.
 
-    Five stages keep two tiles of codes in flight; two of plain values would be too large.
+    Plain values are fetched for two tiles at a time by the compiler's pipeline.
     """
+    programs = max(1, tokens * triton.cdiv(heads, 64))
     if dtype == torch.float32:
-        tile = Tile(16, 16, warps=8, stages=1)
+        tile = Tile(16, 16, warps=8)
+    elif card in LARGE and heads > 32 and packed:
+        wide = keys <= 128 or 2 * programs >= PROGRAMS
+        tile = Tile(64, 128 if wide else 64, ahead=card == 9)
     elif card in LARGE and heads > 32:
-        tile = Tile(64, 64, stages=5 if packed else 4)
+        tile = Tile(64, 64, stages=4)
     else:
-        tile = Tile(min(32, max(16, triton.next_power_of_2(heads))), 32, warps=8 if heads > 16 else 4, stages=1)
+        tile = Tile(min(32, max(16, triton.next_power_of_2(heads))), 32, warps=8 if heads > 16 else 4)
     programs = max(1, tokens * triton.cdiv(heads, tile.heads))
     splits = max(1, min(PROGRAMS // programs, keys // tile.keys))
     return tile._replace(splits=splits, rows=1 if tokens < 8 else 4)
@@ -85,7 +101,10 @@ def attend(
     tokens, heads, _ = q.shape
     shared, turn = common(q, tile.keys, tile.warps), pairs(rotation)
     k = 0 if topk is None else topk.shape[1]
-    tiles = triton.cdiv(span.width, tile.keys) + triton.cdiv(k, tile.keys)
+    ahead = tile.ahead and shared["PACKED"] and k > 0
+    early = tile.early and starts_early(q.device)
+    near, far = (triton.cdiv(n, tile.keys) * tile.keys for n in (span.width, k))
+    several = {name: triton.next_power_of_2(max(1, n)) for name, n in (("NEAR", near), ("FAR", far))}
 
     def empty(*shape: int, dtype=torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=q.device)
@@ -97,14 +116,16 @@ def attend(
         by_query,
         (tokens, blocks, tile.splits),
         **dict(q=q, out=out, lse=lse, stat=stat, part=part, sink=sink, topk=topk),
-        **dict(rows=empty(tokens, blocks, tiles * tile.keys, dtype=torch.int32)),
+        **dict(rows=empty(tokens, blocks, near + far, dtype=torch.int32)),
         **places(span),
         **arguments("window", window),
         **arguments("entry", window if entries is None else entries),
         **shared | turn,
-        **dict(W=span.width, K=k, N=tile.keys, HEADS=tile.heads, SPLITS=tile.splits, STAGES=tile.stages),
+        **dict(W=span.width, K=k, N=tile.keys, HEADS=tile.heads, SPLITS=tile.splits, STAGES=tile.stages, **several),
+        **dict(AHEAD=ahead, PDL=early),
         num_warps=tile.warps,
         num_stages=tile.stages,
+        early=early,
     )
     if parts:
         names = ("H", "D", "HALF")
@@ -112,22 +133,23 @@ def attend(
             combine,
             (tokens, triton.cdiv(heads, tile.rows)),
             **dict(out=out, lse=lse, stat=stat, part=part, **turn, **{name: shared[name] for name in names}),
-            **dict(HEADS=tile.rows, SPLITS=tile.splits),
+            **dict(HEADS=tile.rows, SPLITS=tile.splits, RUNS=4 if ahead else 2, PDL=early),
             num_warps=4,
+            early=early,
         )
     return out, lse
 
 
 @triton.jit
-def step(q, keys, exists, m, total, acc, once, SCALE: tl.constexpr, PRECISION: tl.constexpr):
-    """A tile of keys joins the softmax of q [heads, D]: maximum m (base 2), denominator in two parts, outputs."""
-    HEADS: tl.constexpr = q.shape[0]
-    N: tl.constexpr = keys.shape[0]
-    s = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
-    if once > 0:  # always, but unless scores pass a branch, each half of the warps computes all of them
-        s = tl.where(exists[None, :], s * (SCALE * LOG2E), float("-inf"))
-    top = tl.maximum(m, tl.max(s, 1))
-    p, less = tl.exp2(s - top[:, None]), tl.exp2(m - top)
+def joined(s, keys, rows, lowest, m, total, acc, SCALE: tl.constexpr, PRECISION: tl.constexpr):
+    """Keys with products s [heads, N] join the softmax: maximum m (base 2), denominator in two parts, outputs."""
+    HEADS: tl.constexpr = s.shape[0]
+    N: tl.constexpr = s.shape[1]
+    # Unless scores pass a branch, each half of the warps computes all of them (the layout of chained products).
+    if lowest < 0:
+        s = tl.where((tl.load(rows + tl.arange(0, N)) >= 0)[None, :], s, float("-inf"))
+    top = tl.maximum(m, tl.max(s, 1) * (SCALE * LOG2E))
+    p, less = tl.exp2(s * (SCALE * LOG2E) - top[:, None]), tl.exp2(m - top)
     total = total * less[:, None] + tl.sum(p.reshape(HEADS, 2, N // 2), 2)
     acc = tl.dot(p.to(keys.dtype), keys, acc * less[:, None], input_precision=PRECISION)
     return top, total, acc
@@ -135,17 +157,29 @@ def step(q, keys, exists, m, total, acc, once, SCALE: tl.constexpr, PRECISION: t
 
 @triton.jit
 def over_tiles(
-    q, rows, tile, end, data, scales, m, total, acc, once, D: tl.constexpr, HALF: tl.constexpr, N: tl.constexpr,
+    q, rows, tile, end, data, scales, lowest, m, total, acc, D: tl.constexpr, HALF: tl.constexpr, N: tl.constexpr,
     FORMAT: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """`step` with the keys of tiles tile..end - 1. The next tile is fetched while one is multiplied."""
+    """`joined` with the keys of tiles tile..end - 1. The next tile is fetched while one is multiplied."""
     slot, SCALE = tl.arange(0, N), D**-0.5
-    for t in tl.range(tile, end, num_stages=STAGES, disable_licm=True):
-        row = tl.load(rows + t * N + slot)
-        stored, scale = fetch(data, scales, row, D, HALF, FORMAT, PACKED)
-        keys = decoded(stored, scale, HALF, FORMAT, q.dtype, FP8, PACKED)
-        exists = row >= 0
-        m, total, acc = step(q, keys, exists, m, total, acc, once, SCALE, PRECISION)
+    RUNS: tl.constexpr = 4 if AHEAD else 2
+    if AHEAD and FORMAT == "main":
+        row = tl.load(rows + tile * N + slot, tile < end, other=-1)
+        words, scale = fetch_words(data, scales, row, HALF)
+        for t in tl.range(tile, end, num_stages=1, disable_licm=True):
+            row = tl.load(rows + (t + 1) * N + slot, t + 1 < end, other=-1)
+            keys = decoded_words(words, scale, HALF, FP8)
+            s = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
+            words, scale = fetch_words(data, scales, row, HALF)
+            m, total, acc = joined(s, keys, rows + t * N, lowest, m, total, acc, SCALE, PRECISION)
+    else:
+        for t in tl.range(tile, end, num_stages=STAGES, disable_licm=True):
+            row = tl.load(rows + t * N + slot)
+            stored, scale = fetch(data, scales, row, D, HALF, FORMAT, PACKED, RUNS)
+            keys = decoded(stored, scale, HALF, FORMAT, q.dtype, FP8, PACKED, RUNS)
+            s = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
+            m, total, acc = joined(s, keys, rows + t * N, lowest, m, total, acc, SCALE, PRECISION)
     return m, total, acc
 
 
@@ -157,42 +191,52 @@ def by_query(
     cos, sin, WINDOW_FORMAT: tl.constexpr, ENTRY_FORMAT: tl.constexpr, H, D: tl.constexpr, HALF: tl.constexpr,
     W: tl.constexpr, K: tl.constexpr, N: tl.constexpr, HEADS: tl.constexpr, SPLITS: tl.constexpr,
     PAIRS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr, PACKED: tl.constexpr,
-    STAGES: tl.constexpr,
+    NEAR: tl.constexpr, FAR: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     token, split, head0 = tl.program_id(0).to(tl.int64), tl.program_id(2), tl.program_id(1) * HEADS
+    RUNS: tl.constexpr = 4 if AHEAD else 2
     WINDOW: tl.constexpr = (W + N - 1) // N
     TILES: tl.constexpr = WINDOW + (K + N - 1) // N
     start, stop = split * TILES // SPLITS, (split + 1) * TILES // SPLITS
     middle = tl.minimum(tl.maximum(start, WINDOW), stop)
     rows += (token * tl.num_programs(1) + tl.program_id(1)) * (TILES * N)
     s, begin, end = tl.load(seq + token), tl.load(first + token), tl.load(last + token)
-    for t in tl.range(start, middle, num_stages=1):
-        slot = t * N + tl.arange(0, N)
-        index = end - (W - 1) + slot
-        index = tl.where((slot < W) & (index >= begin), index, -1)
-        tl.store(rows + slot, located(window_table, window_pages, window_page, s, index))
+    near = tl.arange(0, NEAR)
+    own_near = (near >= start * N) & (near < middle * N)
+    index = end - (W - 1) + near
+    index = tl.where(own_near & (near < W) & (index >= begin), index, -1)
     if K > 0:
-        for t in tl.range(middle, stop, num_stages=1):
-            slot = (t - WINDOW) * N + tl.arange(0, N)
-            index = tl.load(topk + token * K + slot, slot < K, other=-1)
-            tl.store(rows + WINDOW * N + slot, located(entry_table, entry_pages, entry_page, s, index))
+        far = WINDOW * N + tl.arange(0, FAR)
+        own_far = (far >= middle * N) & (far < stop * N)
+        chosen = tl.load(topk + token * K - WINDOW * N + far, own_far & (far < WINDOW * N + K), other=-1)
     head = head0 + tl.arange(0, HEADS)
-    queries = load_heads(q, token, head, H, D, HALF).to(DOT)
-    once = tl.minimum(H - head0, 1)
+    queries = load_heads(q, token, head, H, D, HALF, RUNS).to(DOT)
     own = tl.where(split == 0, 1.0, 0.0)  # the sink counts once
     m = tl.where(split == 0, tl.load(sink + head, head < H, other=0.0).to(tl.float32) * LOG2E, LOWEST)
+    row = located(window_table, window_pages, window_page, s, index)
+    lowest = tl.where(own_near, row, 0)
+    tl.store(rows + near, row, own_near)
+    if K > 0:
+        row = located(entry_table, entry_pages, entry_page, s, chosen)
+        tl.store(rows + far, row, own_far)
+        lowest = tl.minimum(tl.min(lowest, 0), tl.min(tl.where(own_far, row, 0), 0))
+    else:
+        lowest = tl.min(lowest, 0)
     half = tl.where(tl.arange(0, 2) == 0, own, 0.0)
     total = tl.broadcast_to(half[None, :], (HEADS, 2))
     acc = tl.zeros([HEADS, 2 * HALF], tl.float32)
     tl.debug_barrier()
     m, total, acc = over_tiles(
-        queries, rows, start, middle, window_data, window_scales, m, total, acc, once, D, HALF, N, WINDOW_FORMAT,
-        PRECISION, FP8, PACKED, STAGES,
+        queries, rows, start, middle, window_data, window_scales, lowest, m, total, acc, D, HALF, N, WINDOW_FORMAT,
+        PRECISION, FP8, PACKED, STAGES, AHEAD,
     )  # fmt: skip
     if K > 0:
         m, total, acc = over_tiles(
-            queries, rows, middle, stop, entry_data, entry_scales, m, total, acc, once, D, HALF, N, ENTRY_FORMAT,
-            PRECISION, FP8, PACKED, STAGES,
+            queries, rows, middle, stop, entry_data, entry_scales, lowest, m, total, acc, D, HALF, N, ENTRY_FORMAT,
+            PRECISION, FP8, PACKED, STAGES, AHEAD,
         )  # fmt: skip
     total = tl.sum(total, 1)
     if SPLITS > 1:
@@ -203,21 +247,23 @@ def by_query(
         tl.store(part + at[:, None] * (2 * HALF) + c[None, :], acc.to(part.dtype.element_ty), (head < H)[:, None])
     else:
         tl.store(lse + token * H + head, (m + tl.log2(total)) / LOG2E, head < H)
-        finish(out, acc / total[:, None], head, token, cos, sin, H, D, HALF, PAIRS)
+        finish(out, acc / total[:, None], head, token, cos, sin, H, D, HALF, PAIRS, RUNS)
 
 
 @triton.jit
-def load_heads(q, token, head, H, D: tl.constexpr, HALF: tl.constexpr):
+def load_heads(q, token, head, H, D: tl.constexpr, HALF: tl.constexpr, RUNS: tl.constexpr = 2):
     """[heads, 2 * HALF] of a token's queries."""
-    column = columns(HALF)
+    column = columns(HALF, RUNS)
     inside = (head < H)[:, None] if D == 2 * HALF else (head < H)[:, None] & (column < D)[None, :]
     return tl.load(q + (token * H + head)[:, None] * D + column[None, :], inside, other=0.0)
 
 
 @triton.jit
-def finish(out, o, head, token, cos, sin, H, D: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr):
+def finish(
+    out, o, head, token, cos, sin, H, D: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr, RUNS: tl.constexpr = 2
+):  # fmt: skip
     """Write a token's head outputs, rotated back."""
-    o, c = in_order(o, HALF), tl.arange(0, 2 * HALF)
+    o, c = in_order(o, HALF, RUNS), tl.arange(0, 2 * HALF)
     if PAIRS > 0:
         o = rotated_back(o, cos, sin, token, D, HALF, PAIRS)
     inside = (head < H)[:, None] if D == 2 * HALF else (head < H)[:, None] & (c < D)[None, :]
@@ -227,9 +273,12 @@ def finish(out, o, head, token, cos, sin, H, D: tl.constexpr, HALF: tl.constexpr
 @triton.jit
 def combine(
     out, lse, stat, part, cos, sin, H, D: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr,
-    SPLITS: tl.constexpr, PAIRS: tl.constexpr,
+    SPLITS: tl.constexpr, PAIRS: tl.constexpr, RUNS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Some heads of a query: the parts' outputs, weighed by their share in the denominator, make one."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     c, real = tl.arange(0, 2 * HALF), head < H
     totals = stat + tl.num_programs(0).to(tl.int64) * SPLITS * H
@@ -246,4 +295,4 @@ def combine(
             tl.float32
         )
     tl.store(lse + token * H + head, (top + tl.log2(total)) / LOG2E, real)
-    finish(out, acc / total[:, None], head, token, cos, sin, H, D, HALF, PAIRS)
+    finish(out, acc / total[:, None], head, token, cos, sin, H, D, HALF, PAIRS, RUNS)

@@ -33,6 +33,9 @@ TYPES = {
 }
 
 
+SINCE = {"FP8": 89, "PDL": 90}  # constexprs of kernels that say what the card can, and since which capability it can
+
+
 class Unsupported(ValueError):
     """A kernel does not take these arguments; the message says which and what is allowed."""
 
@@ -65,7 +68,7 @@ class Launch:
     kernel: Any
     grid: tuple[int, ...]
     args: dict[str, Any]
-    options: dict[str, int]
+    options: dict[str, Any]
 
     def run(self) -> None:
         self.kernel[self.grid](**self.args, **self.options)
@@ -78,8 +81,8 @@ class Launch:
         for place, parameter in enumerate(self.kernel.params):
             name = parameter.name
             value = self.args.get(name, parameter.default)
-            if name == "FP8":
-                value = capability >= 89
+            if name in SINCE:
+                value = capability >= SINCE[name]
             kind = "constexpr" if parameter.is_constexpr else argument_type(value)
             signature[name] = kind
             if kind == "constexpr":
@@ -125,11 +128,16 @@ def launch(
     num_warps: int = 4,
     num_stages: int = 3,
     maxnreg: int | None = None,
+    early: bool = False,
     **args: Any,
 ) -> None:
-    """Start a kernel; within `recorded()`, only note what would have been started. maxnreg: registers a thread."""
+    """Start a kernel; within `recorded()`, only note what would have been started. maxnreg: registers a thread.
+
+    early: programs may start before the kernel before it has ended, and wait for that themselves (`gdc_wait`).
+    """
     options = {"num_warps": num_warps, "num_stages": num_stages}
-    call = Launch(kernel, grid, args, options if maxnreg is None else options | {"maxnreg": maxnreg})
+    options |= {} if maxnreg is None else {"maxnreg": maxnreg}
+    call = Launch(kernel, grid, args, options | ({"launch_pdl": True} if early else {}))
     if RECORDING:
         RECORDING[-1].append(call)
     elif all(grid):
@@ -144,6 +152,11 @@ def recorded() -> Iterator[list[Launch]]:
         yield RECORDING[-1]
     finally:
         RECORDING.pop()
+
+
+def starts_early(device: torch.device) -> bool:
+    """Whether the card can start a kernel before the one before it has ended (Hopper and later)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def native_fp8(device: torch.device) -> bool:
