@@ -154,7 +154,9 @@ def score_kernel(
             to = values + (base + count)[None, :] + (tile + tl.arange(0, N))[:, None]
             tl.store(to, score.to(tl.int32, bitcast=True))
         tl.debug_barrier()  # what other threads stored
-        count = append(values, indices, base, count, bound, segment, length_now, limit, blocks, SEGMENT, STEP, SIZE)
+        count = append(
+            values, indices, base, count, bound, segment, length_now, limit, blocks, SEGMENT, STEP // G, SIZE
+        )
     count, bound = squeeze_full(values, indices, slot0, parts, part, count, bound, CAP - K, K, CAP, STEP)
     member = tl.arange(0, G)
     for g in range(G):  # what is missing to K is marked as such

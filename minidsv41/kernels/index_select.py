@@ -39,9 +39,9 @@ class Tile(NamedTuple):
     keys: int
     capacity: int
     segment: int
-    step: int = 512
+    step: int = 1024
     programs: int = 528
-    stretch: int = 2048
+    stretch: int = 1024
     warps: int = 4
     stages: int = 7  # two levels of loads: the page table, then the keys
     registers: int | None = None
@@ -55,8 +55,35 @@ def select_tile(length: int, k: int, dtype: torch.dtype, *, packed: bool, pool: 
     if dtype == torch.float32:
         return Tile(1, 64, capacity, capacity // 2, stages=1)
     if length == 1 or pool:
-        return Tile(1, 128, capacity, capacity // 2, stretch=1024 if pool else 2048, stages=stages, registers=128)
-    return Tile(4, 64, capacity, capacity // 2, step=256, programs=264, stages=stages)
+        return Tile(1, 128, capacity, capacity // 2, stages=stages, registers=128)
+    return Tile(4, 64, capacity, capacity // 2, programs=264, stages=stages)
+
+
+ONE, SEVERAL = Tile(1, 128, 2048, 1024, registers=128), Tile(4, 64, 2048, 1024, programs=264)
+TILES = {  # to be measured
+    "one query": [
+        ONE,
+        ONE._replace(stretch=512),
+        ONE._replace(stretch=2048),
+        ONE._replace(capacity=4096, segment=2048),
+        ONE._replace(keys=256, warps=8, programs=264),
+        ONE._replace(keys=256, warps=8, programs=264, capacity=4096, segment=2048),
+        ONE._replace(programs=660, registers=96),
+        ONE._replace(stages=5),
+        ONE._replace(cut=Cut(8192)),
+        ONE._replace(cut=Cut(step=4096)),
+        ONE._replace(cut=Cut(warps=8)),
+    ],
+    "several queries": [
+        SEVERAL,
+        SEVERAL._replace(capacity=4096, segment=2048),
+        SEVERAL._replace(keys=128),
+        SEVERAL._replace(keys=128, warps=8, programs=132),
+        SEVERAL._replace(keys=128, warps=8, programs=132, capacity=4096, segment=2048),
+        SEVERAL._replace(rows=2, keys=128),
+        SEVERAL._replace(rows=2, programs=396, registers=168),
+    ],
+}
 
 
 def runs(lengths: tuple[int, ...]) -> Iterator[tuple[int, int, int, int]]:
@@ -81,7 +108,8 @@ class Plan(NamedTuple):
 def plan(sequences: int, length: int, n: int, k: int, pool: PoolSize | None, tile: Tile) -> Plan:
     """For `sequences` of `length` queries each, that see n keys at most and build a pool or not."""
     groups = sequences * triton.cdiv(length, tile.rows)
-    parts = max(1, min(tile.programs // groups, triton.cdiv(n, tile.stretch)))
+    stretch = triton.cdiv(n, max(1, tile.programs // groups))
+    parts = max(1, triton.cdiv(n, max(tile.stretch, triton.cdiv(stretch, tile.keys) * tile.keys)))
     row = parts * tile.capacity * 8 + cut_bytes(parts * k, k, tile.cut)
     if pool:
         blocks = triton.cdiv(n, pool.size)
