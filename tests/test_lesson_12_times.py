@@ -8,12 +8,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from typer.main import get_command
 
+from minidsv41.cli import app
 from minidsv41.config import ModelConfig
 from minidsv41.course import absorbing, figures, growth, limiters, limits, live, measured, peers, records
 from minidsv41.course.pictures import intensity, roofline, timing
 from minidsv41.kernels.bench.step import compare
 from minidsv41.ledger import operations
+from minidsv41.ledger.params import active_decode_full
 
 FLASH = ModelConfig.preset("flash")
 PEERS = records.record("peers_h200")
@@ -50,7 +53,8 @@ def kernels(rows: list[dict]) -> dict:
 
 def model(steps: list[dict]) -> dict:
     prefill = [{"tokens": 4089, "bytes_per_token": 890.0}, {"tokens": 9, "bytes_per_token": 1.0, "stopped_after": 3}]
-    return {"kind": "model", "machine": MACHINE, "results": {"prefill": prefill, "steps": steps}}
+    results = {"prefill": prefill, "steps": steps, "copy_bytes_per_second": 4e12}
+    return {"kind": "model", "machine": MACHINE, "settings": {"preset": "geometry"}, "results": results}
 
 
 def steps() -> list[dict]:
@@ -84,10 +88,6 @@ def test_without_a_record_it_is_said_how_to_make_it(folder: Path, name: str):
 
 
 def test_the_commands_that_make_records_exist():
-    from typer.main import get_command
-
-    from minidsv41.cli import app
-
     commands = get_command(app).commands["bench"].commands
     for made in records.MAKERS.values():
         _, bench, name, *options = made.split()
@@ -98,7 +98,7 @@ def test_the_commands_that_make_records_exist():
 def test_without_records_lessons_show_what_others_measured(folder: Path):
     points = peers.points(PEERS, FLASH)
     assert measured.points(FLASH) == [] and measured.rows() == {} and growth.steps() == {} == measured.rows("seam")
-    assert growth.prompts() == [] and list(growth.lines({})) == []
+    assert growth.prompts() == [] and list(growth.lines({})) == [] == list(growth.weights())
     assert measured.table(ON, FLASH) == records.origin(measured.RECORD)
     lines = measured.crossings(points, ON)
     assert set(lines) == {"floor", "best peer"} and set(lines["floor"]) == {1, 32, 128, 4096, 32768}
@@ -167,9 +167,18 @@ def test_a_step_is_told_with_what_its_context_adds(folder: Path):
         "            added 33,423 µs, reading alone 33,423",
     ]
     assert [p["bytes_per_token"] for p in growth.prompts()] == [890.0]
+    (said,) = growth.weights()
+    met = active_decode_full(ModelConfig.preset("geometry")).value * 2
+    assert said == f"weights that a token meets: {met / 1e9:.1f} GB, read in {met / 4e9:.1f} ms"
     assert figures.png(timing.growth(found))[:4] == PNG
     put(folder, growth.RECORD, model([r for r in steps() if r["context"] == 4096]))
     assert figures.png(timing.growth(growth.steps()))[:4] == PNG
+
+
+def test_a_verify_step_is_held_against_a_step_of_one_token(folder: Path):
+    six = [r | {"rows": 6, "us": {"median": 2 * r["us"]["median"]}} for r in steps()[:2]]
+    put(folder, growth.RECORD, model([*steps(), *six]))
+    assert list(growth.lines(growth.steps()))[2] == "            6 tokens of each at once, at 1M: 2.00 times as long"
 
 
 def test_formats_are_compared_at_the_longest_context_that_both_have(folder: Path):
@@ -221,6 +230,9 @@ def test_a_gpu_that_is_here_is_asked_in_a_process_that_does_not_interpret(card, 
     assert found.us["T=4,096", "three_step"] == 250.0 and found.said == "rings: this machine's NVIDIA X, now"
     ((command, environment, _),) = asked
     assert command[1:5] == ["-m", "minidsv41", "bench", "kernels"] and "TRITON_INTERPRET" not in environment
+    known = get_command(app).commands["bench"].commands["kernels"].params
+    flags = {flag for p in known for flag in (*p.opts, *p.secondary_opts)}
+    assert {word for word in command if word.startswith("--")} <= flags
 
 
 def test_a_gpu_that_cannot_measure_leaves_the_record_alone(card, monkeypatch: pytest.MonkeyPatch):

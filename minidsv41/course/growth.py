@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from minidsv41.config import ModelConfig
 from minidsv41.course.records import from_gpu
 from minidsv41.ledger.flops import label
+from minidsv41.ledger.params import active_decode_full
 
 RECORD = "bench_model"
 
@@ -40,13 +42,24 @@ def prompts() -> list[dict[str, Any]]:
 
 
 def lines(found: Steps) -> Iterator[str]:
-    """Decoding one token of each sequence, with the pool: the step at each context, and its growth."""
+    """Decoding with the pool: the step at each context, its growth, and a step that verifies the tokens of a draft."""
     for kind, own in found.items():
         if kind.rows == 1 and kind.pool and kind.cache == "packed":
             times = ", ".join(f"{label(n)} {step['us']['median'] / 1e3:.2f} ms" for n, step in own.items())
-            last = own[max(own)]
+            n, last = max(own.items())
             yield f"{kind.batch:>2} at once: {times}; growth {last['growth']:.3f}"
             yield f"            added {last['added_us']:,.0f} µs, reading alone {last['added_floor_us']:,.0f}"
+            for other, step in ((k, v[n]) for k, v in found.items() if k._replace(rows=1) == kind != k and n in v):
+                times = step["us"]["median"] / last["us"]["median"]
+                yield f"            {other.rows} tokens of each at once, at {label(n)}: {times:.2f} times as long"
+
+
+def weights() -> Iterator[str]:
+    """The weights that one token meets, and the time to read them at the rate of the record."""
+    if found := from_gpu(RECORD):
+        size = 2 * float(active_decode_full(ModelConfig.preset(found["settings"]["preset"])).value)
+        ms = 1e3 * size / found["results"]["copy_bytes_per_second"]
+        yield f"weights that a token meets: {size / 1e9:.1f} GB, read in {ms:.1f} ms"
 
 
 def formats(found: Steps) -> Iterator[str]:
