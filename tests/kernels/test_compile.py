@@ -28,6 +28,7 @@ SPILLED = {  # bytes of the stack, where a few values are kept outside of the re
     ("gated_delta", "walk"): 16,
     ("index_select", "score_kernel"): 8,
     ("sparse_attention", "by_query"): 80,
+    ("window_attention", "runs"): 88,
 }
 
 
