@@ -10,14 +10,16 @@ import torch
 
 pytest.importorskip("triton")
 
+import triton.language as tl  # noqa: E402
 from attention_problem import TOLERANCE, Problem, decoded, distance  # noqa: E402
+from triton.runtime.interpreter import TensorHandle  # noqa: E402
 
 from minidsv41 import ops  # noqa: E402
 from minidsv41.formats import INDEX, MAIN  # noqa: E402
-from minidsv41.kernels import attention_rows  # noqa: E402
+from minidsv41.kernels import attention_rows, attention_split  # noqa: E402
 from minidsv41.kernels.attention_split import Tile, tile_for  # noqa: E402
 from minidsv41.kernels.bench import sparse_attention as bench  # noqa: E402
-from minidsv41.kernels.launch import Unsupported, recorded  # noqa: E402
+from minidsv41.kernels.launch import INTERPRETED, Unsupported, recorded  # noqa: E402
 from minidsv41.kernels.sparse_attention import SPECIMENS, sparse_attention  # noqa: E402
 
 SMALL = Tile(16, 16, 1, 4, 1)
@@ -173,6 +175,33 @@ def test_packed_codes_decode_as_in_formats():
             halves = run_ptx(attention_rows.decode_fp4(), given, bits(float(factor)))
             found = torch.tensor(halves, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
             assert torch.equal(found, values)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a GPU runs the PTX itself")
+@pytest.mark.parametrize(("splits", "start"), [(1, 60), (3, 60), (5, 7)])
+def test_words_that_wait_in_registers_are_decoded_as_bytes_are(splits, start, monkeypatch):
+    """The PTX of two words gives, in half h of register k, their value 2 k + h; the kernel puts them in place."""
+
+    def decoded_pairs(asm, constraints, args, dtype, is_pure, pack, _semantic=None):
+        words, factor = (arg.handle.data for arg in args)
+        data = torch.from_numpy(words.astype("int32").view("uint8"))  # [N, 4 * words]
+        values = MAIN.values.decode(MAIN.values.unpack(data), torch.float32)
+        factor = torch.from_numpy(factor.view("int16")).view(torch.bfloat16).float()
+        assert torch.equal(factor[:, ::2], factor[:, 1::2])
+        halves = (values.unflatten(1, (-1, 16)) * factor[:, ::2, None]).unflatten(2, (8, 2))
+        shape = tl.block_type(tl.float32, list(words.shape))
+        registers = (halves[:, :, k].reshape(words.shape).numpy() for k in range(8))
+        return tuple(tl.tensor(TensorHandle(made, tl.float32), shape) for made in registers)
+
+    monkeypatch.setattr(tl, "inline_asm_elementwise", decoded_pairs)
+    common = attention_split.common
+    monkeypatch.setattr(attention_split, "common", lambda *args: common(*args) | {"PACKED": True})
+    x = Problem([2], starts=[start], heads=16, width=512, window=20, k=40, page=8, dims=64)
+    tile = Tile(16, 16, splits, ahead=True)
+    out, lse = sparse_attention(*x.given, with_lse=True, rotation=x.float_rotation(), tile=tile)
+    want, want_lse = x.exact()
+    assert distance(out, x.turned_back(want)) < TOLERANCE[torch.float32]
+    torch.testing.assert_close(lse.double(), want_lse, rtol=0, atol=1e-4)
 
 
 def bits(x: float) -> int:
