@@ -12,6 +12,8 @@ from minidsv41.kernels.sinkhorn import by, mixed, plus, sinkhorn, sinkhorn_backw
 from minidsv41.kernels.streams import normalise, wide
 from minidsv41.ops.seam import Next
 
+TOKENS = 128  # for a program of `coefficients_backward`, as many as its threads
+
 
 def coefficient_gradients(
     d_x, d_pre, d_post, d_comb, into: Next, x, kept, rows: int
@@ -21,22 +23,17 @@ def coefficient_gradients(
     tokens, width = x.shape
     empty = dict(dtype=torch.float32, device=x.device)
     given = torch.empty(tokens, 32, **empty)
-    sums = torch.empty(triton.cdiv(tokens, 32), 2, 24, **empty)
+    groups = triton.cdiv(tokens, TOKENS)
+    sums = torch.empty(groups * (TOKENS // 32), 2, 24, **empty)
     packed = None if x.dtype == torch.float32 else x.new_empty(tokens, 48)
     launch(
-        row_products,
-        (triton.cdiv(tokens, rows),),
-        **dict(x=x, d_x=d_x, kept=kept, given=given, T=tokens, eps=into.eps, C=width, M=rows),
-        N=min(1024, triton.next_power_of_2(width)),
-        num_warps=4,
-    )
-    launch(
-        coefficients_backward,
-        (triton.cdiv(tokens, 32),),
+        before_streams,
+        (groups + triton.cdiv(tokens, rows),),
         **dict(kept=kept, base=into.base, scale=into.scale, d_pre=d_pre, d_post=d_post, d_comb=d_comb, given=given),
         **dict(packed=packed, sums=sums, steps=torch.empty(into.iters, 8, tokens, **empty), T=tokens, eps=into.eps),
-        **dict(hc_eps=into.hc_eps, C=width, M=32, ITERS=into.iters),
-        num_warps=1,
+        **dict(hc_eps=into.hc_eps, C=width, TOKENS=TOKENS, ITERS=into.iters, x=x, d_x=d_x, M=rows),
+        N=min(1024, triton.next_power_of_2(width)),
+        num_warps=TOKENS // 32,
     )
     return given, sums, packed
 
@@ -108,11 +105,11 @@ def coefficients(
     """pre, post and comb of some tokens from what was kept of each (kept: where it lies)."""
     r = tl.rsqrt(tl.load(kept + 24, live, other=0.0) / (4 * C) + eps)
     e = hc_eps, hc_eps, hc_eps, hc_eps
-    m = by(load_four(kept, live), r)
-    store_four(out_pre + row * 4, plus(sigmoid(logits(m, base, scale, 0, 0)), e), live)
-    m = by(load_four(kept + 4, live), r)
-    store_four(out_post + row * 4, by(sigmoid(logits(m, base, scale, 4, 1)), 2.0), live)
+    pre = plus(sigmoid(logits(by(load_four(kept, live), r), base, scale, 0, 0)), e)
+    post = by(sigmoid(logits(by(load_four(kept + 4, live), r), base, scale, 4, 1)), 2.0)
     K = raised(shares(normed(kept, r, live), base, scale), hc_eps)
+    store_four(out_pre + row * 4, pre, live)  # after all loads, which no store then delays
+    store_four(out_post + row * 4, post, live)
     u, v = sinkhorn(K, hc_eps, ITERS)
     at = out_comb + row * 16
     store_four(at, by(times(K[0], v), u[0]), live)
@@ -125,9 +122,14 @@ def coefficients(
 def finish(
     parts, kept, x, norm, base, scale, out_pre, out_post, out_comb, T, eps, hc_eps,
     C: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr,
-    MIX: tl.constexpr, ITERS: tl.constexpr,
+    MIX: tl.constexpr, ITERS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The first program of a tile adds up the parts and makes coefficients; each of the others norms some channels."""
+    """The first program of a tile adds up the parts and makes coefficients; each of the others norms some channels.
+
+    PDL: it starts while `cross` still runs, and waits for it here.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0) * M + tl.arange(0, M)
     live, row, part = token < T, token.to(tl.int64), tl.arange(0, PADDED)
     of = (part[None, :].to(tl.int64) * T + row[:, None]) * 32
@@ -144,8 +146,9 @@ def finish(
 
 
 @triton.jit
-def row_products(x, d_x, kept, given, T, eps, C: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
-    token = tl.program_id(0) * M + tl.arange(0, M)
+def row_products(program, x, d_x, kept, given, T, eps, C: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    """Gradient of x . x, and the root of the pre-norm."""
+    token = program * M + tl.arange(0, M)
     live, row = token < T, token.to(tl.int64)
     total = tl.zeros([M, N], tl.float32)
     for c0 in range(0, C, N):
@@ -173,20 +176,23 @@ def group(grad, m, r, scale, given, packed, sums, live, FIRST: tl.constexpr, GRO
             (low[0].to(tl.bfloat16), low[1].to(tl.bfloat16), low[2].to(tl.bfloat16), low[3].to(tl.bfloat16)),
             live,
         )
+    WARPS: tl.constexpr = live.shape[0] // 32
+    to = sums + FIRST + tl.arange(0, WARPS) * 48
     for i in tl.static_range(4):
-        tl.store(sums + FIRST + i, tl.sum(grad[i], 0))
-        tl.store(sums + 24 + FIRST + i, tl.sum(grad[i] * m[i], 0))
+        tl.store(to + i, tl.sum(grad[i].reshape(WARPS, 32), 1))
+        tl.store(to + 24 + i, tl.sum((grad[i] * m[i]).reshape(WARPS, 32), 1))
     return mixed(d_m, m)
 
 
 @triton.jit
 def coefficients_backward(
-    kept, base, scale, d_pre, d_post, d_comb, given, packed, sums, steps, T, eps, hc_eps,
+    program, kept, base, scale, d_pre, d_post, d_comb, given, packed, sums, steps, T, eps, hc_eps,
     C: tl.constexpr, M: tl.constexpr, ITERS: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0) * M + tl.arange(0, M)
+    """A thread for each token: it alone writes and reads the steps of its token."""
+    token = program * M + tl.arange(0, M)
     live, row = token < T, token.to(tl.int64)
-    kept, given, sums = kept + row * 32, given + row * 32, sums + tl.program_id(0) * 48
+    kept, given, sums = kept + row * 32, given + row * 32, sums + program * (M // 32) * 48
     if packed is not None:
         packed += row * 48
     r = tl.rsqrt(tl.load(kept + 24, live, other=1.0) / (4 * C) + eps)
@@ -207,3 +213,19 @@ def coefficients_backward(
     slope = by(plus(s, by(times(s, s), -1.0)), 2.0)
     total += group(times(load_four(d_post + row * 4, live), slope), m, r, scale, given, packed, sums, live, 4, 1)
     tl.store(given + 24, -total * r * r / (4 * C), live)
+
+
+@triton.jit
+def before_streams(
+    kept, base, scale, d_pre, d_post, d_comb, given, packed, sums, steps, x, d_x, T, eps, hc_eps,
+    C: tl.constexpr, TOKENS: tl.constexpr, ITERS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """The first programs take coefficients back, which takes long but little of the card, all others rows of x."""
+    program, groups = tl.program_id(0), tl.cdiv(T, TOKENS)
+    if program < groups:
+        coefficients_backward(
+            program, kept, base, scale, d_pre, d_post, d_comb, given, packed, sums, steps, T, eps, hc_eps,
+            C, TOKENS, ITERS,
+        )  # fmt: skip
+    else:
+        row_products(program - groups, x, d_x, kept, given, T, eps, C, M, N)

@@ -7,20 +7,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minidsv41.kernels.launch import dot_type, launch
-from minidsv41.kernels.streams import narrow
+from minidsv41.kernels.launch import dot_type, launch, starts_early
+from minidsv41.kernels.streams import narrow, wide
 
 
 def pack(fn: Tensor) -> Tensor:
     """Predictor weights [24, 4C] float32 -> [48, 4C] bfloat16, the rows that a product takes."""
     packed = fn.new_empty(48, fn.shape[1], dtype=torch.bfloat16)
     grid = (triton.cdiv(fn.shape[1], 128),)
-    launch(pack_weights, grid, fn=fn, packed=packed, WIDE=fn.shape[1], N=128)
+    launch(pack_weights, grid, fn=fn, packed=packed, WIDE=fn.shape[1], N=128, PDL=starts_early(fn.device))
     return packed
 
 
 def weight_gradients(given: Tensor, new: Tensor, *, groups: int, columns: int, depth: int) -> Tensor:
-    """[24, 4C]: sums over tokens of a product's gradient times X'."""
+    """[groups, 24, 4C]: sums over tokens of a product's gradient times X'."""
     tokens, _, width = new.shape
     parts = torch.empty(groups, 24, 4 * width, dtype=torch.float32, device=new.device)
     launch(
@@ -31,12 +31,12 @@ def weight_gradients(given: Tensor, new: Tensor, *, groups: int, columns: int, d
         num_warps=4,
         num_stages=1 if new.dtype == torch.float32 else 4,
     )
-    return parts.sum(0)
+    return parts
 
 
 @triton.jit
 def weights(at, inside, WIDE: tl.constexpr, SPLIT: tl.constexpr, PACKED: tl.constexpr):
-    """Rows of the product for some columns of the predictor (at: where they begin).
+    """Rows of the product for some columns of the predictor (at: where each stands).
 
     SPLIT: 64 rows, of which row 16 i + r and row 16 i + 8 + r are high and low part of weight 8 i + r: a matrix unit
     leaves both results in one thread. Else 32 rows of float32. Weights end at 24.
@@ -55,17 +55,43 @@ def weights(at, inside, WIDE: tl.constexpr, SPLIT: tl.constexpr, PACKED: tl.cons
 
 
 @triton.jit
-def product(
-    at, s, total, inside, WIDE: tl.constexpr, SPLIT: tl.constexpr, PACKED: tl.constexpr, DOT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
+def stream_product(
+    at, s, total, inside, WIDE: tl.constexpr, SPLIT: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr
+):
     """Add to total [rows, tokens]: predictor weights times the channels s [tokens, N] of one stream."""
-    w = weights(at, inside, WIDE, SPLIT, PACKED).to(DOT)
+    w = weights(at, inside, WIDE, SPLIT, False).to(DOT)
     return tl.dot(w, s.to(DOT).T, total, input_precision=PRECISION)
 
 
 @triton.jit
-def pack_weights(fn, packed, WIDE: tl.constexpr, N: tl.constexpr):
+def product(
+    fn, s, total, c0, C: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr, PACKED: tl.constexpr, DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add to total [rows, tokens]: predictor weights times N channels, from c0 on, of four streams s [tokens, N].
+
+    Packed weights meet all four streams in one product: the threads of a program wait for each other once.
+    """
+    if PACKED:
+        column = tl.arange(0, 4 * N)
+        c = c0 + tl.max_contiguous(tl.multiple_of(column % N, 8), 8)
+        w = weights(fn + column // N * C + c, c < C, 4 * C, SPLIT, True)
+        x = tl.join(tl.join(s[0].to(DOT), s[2].to(DOT)), tl.join(s[1].to(DOT), s[3].to(DOT)))
+        x = x.permute(0, 2, 3, 1).reshape(x.shape[0], 4 * N)
+        total = tl.dot(w.to(DOT), x.T, total, input_precision=PRECISION)
+    else:
+        c = c0 + tl.arange(0, N)
+        total = stream_product(fn + c, s[0], total, c < C, 4 * C, SPLIT, DOT, PRECISION)
+        total = stream_product(fn + C + c, s[1], total, c < C, 4 * C, SPLIT, DOT, PRECISION)
+        total = stream_product(fn + 2 * C + c, s[2], total, c < C, 4 * C, SPLIT, DOT, PRECISION)
+        total = stream_product(fn + 3 * C + c, s[3], total, c < C, 4 * C, SPLIT, DOT, PRECISION)
+    return total
+
+
+@triton.jit
+def pack_weights(fn, packed, WIDE: tl.constexpr, N: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     column = tl.program_id(0) * N + tl.arange(0, N)
     row = tl.arange(0, 64)
     w = weights(fn + column, column < WIDE, WIDE, True, False)
@@ -74,20 +100,22 @@ def pack_weights(fn, packed, WIDE: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def of_predictor(d, fn, c0, C: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
+def of_predictor(d, fn, c0, C: tl.constexpr, BLOCK: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr):
     """What the predictor adds to the gradient of BLOCK channels of four streams: d [tokens, 32] times its weights.
 
     One product for all four, taken apart along registers: the result then takes the layout of what it is added to.
+    It changes threads as TYPE, as it would be rounded between a predictor and streams that are kernels apart.
     """
     k, column = tl.arange(0, 32), tl.arange(0, 4 * BLOCK)
     c = c0 + tl.max_contiguous(tl.multiple_of(column % BLOCK, 8), 8)
     inside = (k < 24)[:, None] & (c < C)[None, :]
     w = tl.load(fn + k[:, None] * (4 * C) + (column // BLOCK * C + c)[None, :], inside, other=0.0)
-    x = tl.dot(d, w, input_precision=PRECISION).reshape(d.shape[0], 2, 2, BLOCK).permute(0, 3, 2, 1)
+    x = narrow(tl.dot(d, w, input_precision=PRECISION), TYPE)
+    x = x.reshape(d.shape[0], 2, 2, BLOCK).permute(0, 3, 2, 1)
     low, high = x.split()
     a, b = low.split()
     c, d = high.split()
-    return a, b, c, d
+    return wide((a, b, c, d))
 
 
 @triton.jit

@@ -21,11 +21,11 @@ import triton.language as tl
 from torch import Tensor
 
 from minidsv41.kernels.coefficients import coefficients, finish
-from minidsv41.kernels.launch import dot_type, launch, require
+from minidsv41.kernels.launch import dot_type, launch, require, starts_early
 from minidsv41.kernels.predictor import pack, product
 from minidsv41.kernels.seam_backward import seam_backward
 from minidsv41.kernels.sinkhorn import mixed
-from minidsv41.kernels.streams import four, narrow, normalise, streams, summed, updated, wide
+from minidsv41.kernels.streams import fetch, fetch_streams, four, narrow, normalise, streams, summed, updated, wide
 from minidsv41.ops.seam import Next
 
 KEPT = 32  # float32 numbers kept of each token: 24 products, sum of squares of X', sum of squares of y
@@ -35,6 +35,9 @@ class Tile(NamedTuple):
     """What a program of `cross` takes at once: tokens, channels; into how many parts the channels of a tile are split.
 
     packed: a small kernel parts the weights beforehand, instead of every program. finish: tokens for one of `finish`.
+    early: `cross` after that small kernel, and `finish` after `cross`, start before the one before has ended.
+    ahead: so many blocks of channels before they are loaded, streams are fetched into L2; 0: they are not.
+    registers: at most so many for a thread.
     """
 
     tokens: int
@@ -44,17 +47,52 @@ class Tile(NamedTuple):
     warps: int = 8
     stages: int = 3
     finish: int = 1
+    early: bool = True
+    ahead: int = 0
+    registers: int | None = None
+
+
+FEW, MANY = Tile(16, splits=80, warps=4, stages=2), Tile(32, packed=True, finish=4, early=False)
+TILES = {
+    "few tokens": [
+        *(FEW._replace(finish=f, early=e) for f, e in ((1, True), (2, True), (2, False), (4, True))),
+        *(FEW._replace(tokens=32, splits=n, finish=2) for n in (80, 40, 27)),
+        *(FEW._replace(splits=n, finish=2) for n in (40, 32)),
+        FEW._replace(channels=32, splits=160),
+        *(Tile(64, splits=80, stages=n, finish=2) for n in (1, 2)),
+        *(Tile(64, splits=n, packed=True, stages=s, finish=2) for n, s in ((80, 1), (40, 2))),
+        Tile(32, splits=40, packed=True, warps=4, stages=2, finish=2),
+    ],
+    "many tokens": [
+        *(MANY._replace(stages=s, ahead=a) for s, a in ((4, 0), (4, 6), (3, 4))),
+        MANY._replace(stages=4, early=True, ahead=6),
+        *(MANY._replace(tokens=64, splits=n, ahead=a) for n, a in ((1, 0), (1, 4), (2, 0), (2, 4))),
+        *(MANY._replace(tokens=64, splits=n, warps=16, ahead=4) for n in (1, 2)),
+        *(MANY._replace(tokens=64, channels=32, splits=n, ahead=6, registers=128) for n in (1, 2, 4)),
+        *(MANY._replace(splits=n, stages=2, ahead=3, registers=128) for n in (1, 2, 4)),
+        *(MANY._replace(channels=32, splits=n, warps=4, stages=4, ahead=6) for n in (1, 2)),
+        *(MANY._replace(tokens=128, channels=32, splits=n, warps=16) for n in (1, 4)),
+        *(MANY._replace(splits=n, stages=s, ahead=6) for n, s in ((2, 4), (8, 3))),
+        MANY._replace(packed=False, splits=8, warps=4),
+    ],
+}
 
 
 def tile_for(tokens: int, width: int, dtype: torch.dtype) -> Tile:
-    """Few tokens: two small programs on each of about 128 multiprocessors; more: one, or tiles of 32 tokens."""
+    """Few tokens: small programs on all multiprocessors; more: at least 128 programs, with many bytes on their way."""
     if dtype == torch.float32:
         return Tile(16, 32, 1 if tokens > 2048 else min(8, triton.cdiv(width, 32)), warps=4, stages=1)
-    rows, programs = (16, 256) if tokens <= 128 else (32, 128)
-    splits = max(1, min(programs // triton.cdiv(max(tokens, 1), rows), triton.cdiv(width, 64)))
+    blocks = triton.cdiv(width, 64)
     if tokens <= 128:
-        return Tile(rows, splits=splits, warps=4, stages=2)
-    return Tile(rows, splits=splits, packed=tokens > 512, finish=4)
+        return FEW._replace(
+            splits=min(80 if tokens <= 32 else 32, blocks), finish=min(2, max(tokens, 1)), early=tokens <= 32
+        )
+    if tokens > 8192:
+        return MANY._replace(tokens=64)
+    splits = max(1, min(128 // triton.cdiv(tokens, 32), blocks))
+    if tokens <= 512:
+        return MANY._replace(splits=splits, packed=False, warps=4)
+    return MANY._replace(splits=splits, stages=4)
 
 
 def seam(
@@ -136,14 +174,14 @@ def crossed(X, F, pre, post, comb, into: Next, *, tile: Tile | None = None, mix:
     kept = torch.empty(tokens, KEPT, **empty)
     parts = kept if tile.splits == 1 else torch.empty(tile.splits, tokens, KEPT, **empty)
     split = X.dtype != torch.float32
-    packed = split and tile.packed
+    packed, early = split and tile.packed, tile.early and starts_early(X.device)
     last = dict(x=x, norm=into.norm, base=into.base, scale=into.scale, **out)
-    last |= dict(T=tokens, eps=into.eps, hc_eps=into.hc_eps, ITERS=into.iters, C=width, MIX=mix)
+    last |= dict(T=tokens, eps=into.eps, hc_eps=into.hc_eps, ITERS=into.iters, C=width, MIX=mix, PDL=early)
     launch(
         cross,
         (triton.cdiv(tokens, tile.tokens), tile.splits),
         **dict(X=X, F=F, pre=pre, post=post, comb=comb, fn=pack(into.fn) if packed else into.fn, new=new, parts=parts),
-        **dict(SPLITS=tile.splits, M=tile.tokens, BLOCK=tile.channels, PACKED=packed, SPLIT=split),
+        **dict(SPLITS=tile.splits, M=tile.tokens, BLOCK=tile.channels, PACKED=packed, SPLIT=split, AHEAD=tile.ahead),
         **dict(
             KEEP="evict_first" if tile.splits == 1 else "",
             DOT=dot_type(X.dtype),
@@ -152,6 +190,8 @@ def crossed(X, F, pre, post, comb, into: Next, *, tile: Tile | None = None, mix:
         ),
         num_warps=tile.warps,
         num_stages=tile.stages,
+        maxnreg=tile.registers,
+        early=early and packed,
     )
     if tile.splits > 1:
         chunk = min(1024, triton.next_power_of_2(width))
@@ -161,6 +201,7 @@ def crossed(X, F, pre, post, comb, into: Next, *, tile: Tile | None = None, mix:
             **dict(parts=parts, kept=kept, SPLITS=tile.splits, PADDED=triton.next_power_of_2(tile.splits)),
             **dict(M=tile.finish, CHUNK=chunk, **last),
             num_warps=4,
+            early=early,
         )
     return Crossed(new, x, *out.values(), kept)
 
@@ -170,8 +211,13 @@ def cross(
     X, F, pre, post, comb, fn, new, parts, x, norm, base, scale, out_pre, out_post, out_comb, T, eps, hc_eps,
     C: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, SPLIT: tl.constexpr,
     PACKED: tl.constexpr, MIX: tl.constexpr, ITERS: tl.constexpr, KEEP: tl.constexpr, DOT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        if PACKED:
+            tl.extra.cuda.gdc_wait()  # for the weights
+        if SPLITS > 1:
+            tl.extra.cuda.gdc_launch_dependents()
     TYPE: tl.constexpr = X.dtype.element_ty
     ROWS: tl.constexpr = 64 if SPLIT else 32
     PART: tl.constexpr = tl.cdiv(tl.cdiv(C, BLOCK), SPLITS) * BLOCK
@@ -182,16 +228,22 @@ def cross(
         o = four(post + row * 4, live, 1)
         to0, to1 = four(comb + row * 16, live, 4), four(comb + row * 16 + 1, live, 4)
         to2, to3 = four(comb + row * 16 + 2, live, 4), four(comb + row * 16 + 3, live, 4)
-    m0, m1 = tl.zeros([ROWS, M], tl.float32), tl.zeros([ROWS, M], tl.float32)
-    m2, m3 = tl.zeros([ROWS, M], tl.float32), tl.zeros([ROWS, M], tl.float32)
+    products = tl.zeros([ROWS, M], tl.float32)
     squares, square = tl.zeros([M, BLOCK // 8], tl.float32), tl.zeros([M, BLOCK // 8], tl.float32)
     first = tl.program_id(1) * PART
     for c0 in range(first, tl.minimum(first + PART, C), BLOCK):
         c = c0 + tl.arange(0, BLOCK)
         inside = live[:, None] & (c < C)[None, :]
         at = row[:, None] * (4 * C) + c[None, :]
-        s = streams(X + at, inside, C, KEEP)
+        if AHEAD > 0:
+            ahead = tl.minimum(row, T - 1)[:, None]
+            then = tl.minimum(c0 + AHEAD * BLOCK + tl.arange(0, BLOCK // 8) * 8, C - 1)[None, :]
+            fetch_streams(X + ahead * (4 * C) + then, C)
+        n = streams(X + at, inside, C, KEEP)
+        s = n
         if F is not None:
+            if AHEAD > 0:
+                fetch(F + ahead * C + then)
             f = tl.load(F + row[:, None] * C + c[None, :], inside, other=0.0).to(tl.float32)
             n = updated(o, to0, to1, to2, to3, f, s, TYPE)
             tl.store(new + at, n[0], inside, eviction_policy=KEEP)
@@ -199,17 +251,14 @@ def cross(
             tl.store(new + at + 2 * C, n[2], inside, eviction_policy=KEEP)
             tl.store(new + at + 3 * C, n[3], inside, eviction_policy=KEEP)
             s = wide(n)
-        m0 = product(fn + c, s[0], m0, c < C, 4 * C, SPLIT, PACKED, DOT, PRECISION)
-        m1 = product(fn + C + c, s[1], m1, c < C, 4 * C, SPLIT, PACKED, DOT, PRECISION)
-        m2 = product(fn + 2 * C + c, s[2], m2, c < C, 4 * C, SPLIT, PACKED, DOT, PRECISION)
-        m3 = product(fn + 3 * C + c, s[3], m3, c < C, 4 * C, SPLIT, PACKED, DOT, PRECISION)
         squares += summed(mixed(s, s))
         if MIX:
             y = narrow(mixed(p, s), TYPE)
             tl.store(x + row[:, None] * C + c[None, :], y, inside, eviction_policy="evict_last")
             y = y.to(tl.float32)
             square += summed(y * y)
-    products, k = m0 + m1 + m2 + m3, tl.arange(0, 32)
+        products = product(fn, n, products, c0, C, BLOCK, SPLIT, PACKED, DOT, PRECISION)
+    k = tl.arange(0, 32)
     if SPLIT:
         products = tl.sum(products.reshape(4, 2, 8, M), 1).reshape(32, M)
     to = parts + (tl.program_id(1).to(tl.int64) * T + row) * 32

@@ -24,7 +24,8 @@ from minidsv41.kernels.coefficients import coefficient_gradients, store_four
 from minidsv41.kernels.launch import launch
 from minidsv41.kernels.predictor import of_predictor, weight_gradients
 from minidsv41.kernels.sinkhorn import by, mixed, plus
-from minidsv41.kernels.streams import four, narrow, streams, summed, updated, wide
+from minidsv41.kernels.streams import fetch, fetch_streams, four, narrow, streams, summed, updated, wide
+from minidsv41.kernels.sums import add_up
 from minidsv41.ops.seam import Next
 
 
@@ -32,16 +33,18 @@ class Tile(NamedTuple):
     """tokens, channels: what a program of `streams_backward` takes at once; dots: tokens of `row_products`.
 
     groups: parts that `weights_backward` splits the tokens into; columns, depth: its columns and tokens at once.
+    ahead: what the next step of `streams_backward` loads is fetched into L2 a step before.
     """
 
     tokens: int = 32
     channels: int = 64
     warps: int = 8
-    stages: int = 2
+    stages: int = 1
     dots: int = 4
     groups: int = 2
     columns: int = 128
     depth: int = 64
+    ahead: bool = True
 
 
 class Gradients(NamedTuple):
@@ -54,6 +57,24 @@ class Gradients(NamedTuple):
     base: Tensor
     scale: Tensor
     norm: Tensor
+
+
+TILES = {
+    "many tokens": [
+        *(Tile(stages=s, ahead=a) for s, a in ((1, True), (2, True), (1, False))),
+        Tile(groups=4, depth=32),
+        Tile(groups=4),
+        Tile(depth=32),
+        Tile(columns=256, depth=32),
+        Tile(columns=64),
+        Tile(dots=8),
+        Tile(dots=2),
+        Tile(64, 64, 16),
+        Tile(64, 32, 8),
+        Tile(32, 128, 16),
+        Tile(16, 64, 4),
+    ]
+}
 
 
 def tile_for(tokens: int, dtype: torch.dtype) -> Tile:
@@ -86,6 +107,7 @@ def seam_backward(
     given, sums, packed = coefficient_gradients(d_x, d_pre, d_post, d_comb, into, x, kept, tile.dots)
     X, F, pre, post, comb = inputs
     tiles = triton.cdiv(tokens, tile.tokens)
+    warp_sums = torch.empty(tiles * tile.tokens // 4, width, **empty)
     parts = torch.empty(tiles, width, **empty)
     out = [None if t is None else torch.empty_like(t) for t in inputs]
     launch(
@@ -93,16 +115,14 @@ def seam_backward(
         (tiles,),
         **dict(X=X, F=F, pre=pre, post=post, comb=comb, fn=into.fn, norm=into.norm, d_new=d_new, d_x=d_x, given=given),
         **dict(zip(("out_X", "out_F", "out_pre", "out_post", "out_comb"), out, strict=True), d_norm=parts, T=tokens),
-        **dict(C=width, M=tile.tokens, BLOCK=tile.channels),
+        **dict(warp_sums=warp_sums, C=width, M=tile.tokens, BLOCK=tile.channels, AHEAD=tile.ahead),
         PRECISION="ieee" if new.dtype == torch.float32 else "tf32",
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    base, per_product = sums.sum(0)
-    scale = torch.stack([per_product[:4].sum(), per_product[4:8].sum(), per_product[8:].sum()])
     whose = given if packed is None else packed
     d_fn = weight_gradients(whose, new, groups=tile.groups, columns=tile.columns, depth=tile.depth)
-    return Gradients(*out, d_fn, base, scale, parts.sum(0).to(into.norm.dtype))
+    return Gradients(*out, *add_up(sums, parts, d_fn, into.norm.dtype))
 
 
 @triton.jit
@@ -127,8 +147,9 @@ def store_streams(to, x, inside, C: tl.constexpr):
 
 @triton.jit
 def streams_backward(
-    X, F, pre, post, comb, fn, norm, d_new, d_x, given, out_X, out_F, out_pre, out_post, out_comb, d_norm, T,
+    X, F, pre, post, comb, fn, norm, d_new, d_x, given, out_X, out_F, out_pre, out_post, out_comb, warp_sums, d_norm, T,
     C: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     TYPE: tl.constexpr = X.dtype.element_ty
     token, k = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, 32)
@@ -141,6 +162,7 @@ def streams_backward(
     zero = tl.zeros([M, BLOCK // 8], tl.float32)
     zeros = (zero, zero, zero, zero)
     sums, f_sums, sums0, sums1, sums2, sums3 = zeros, zeros, zeros, zeros, zeros, zeros
+    of_warps = warp_sums + (tl.program_id(0) * (M // 4) + tl.arange(0, M // 4)).to(tl.int64)[:, None] * C
     if F is not None:
         o = four(post + row * 4, live, 1)
         to0, to1 = four(comb + row * 16, live, 4), four(comb + row * 16 + 1, live, 4)
@@ -149,19 +171,27 @@ def streams_backward(
         c = c0 + tl.arange(0, BLOCK)
         inside = live[:, None] & (c < C)[None, :]
         at, narrow_at = row[:, None] * (4 * C) + c[None, :], row[:, None] * C + c[None, :]
+        if AHEAD and F is not None:
+            ahead = tl.minimum(row, T - 1)[:, None]
+            then = tl.minimum(c0 + BLOCK + tl.arange(0, BLOCK // 8) * 8, C - 1)[None, :]
+            fetch_streams(X + ahead * (4 * C) + then, C)
+            fetch_streams(d_new + ahead * (4 * C) + then, C)
+            fetch(F + ahead * C + then)
+            fetch(d_x + ahead * C + then)
         if F is None:  # the product stands before what is loaded last, whose layout then wins
-            G = of_predictor(d, fn, c0, C, BLOCK, PRECISION)
+            G = of_predictor(d, fn, c0, C, BLOCK, TYPE, PRECISION)
             n = streams(X + at, inside, C, "")
             g = tl.load(d_x + narrow_at, inside, other=0.0).to(tl.float32)
         else:
             s = streams(X + at, inside, C, "")
             f = tl.load(F + narrow_at, inside, other=0.0).to(tl.float32)
             g = tl.load(d_x + narrow_at, inside, other=0.0).to(tl.float32)
-            G = of_predictor(d, fn, c0, C, BLOCK, PRECISION)
+            G = of_predictor(d, fn, c0, C, BLOCK, TYPE, PRECISION)
             G = plus(G, streams(d_new + at, inside, C, ""))
             n = wide(updated(o, to0, to1, to2, to3, f, s, TYPE))
         y = mixed(p, n)
-        tl.store(d_norm + tl.program_id(0) * C + c, tl.sum(g * y * r, 0), c < C)
+        of_four = tl.sum((g * y * r).reshape(M // 4, 4, BLOCK), 1)  # four rows lie in one warp
+        tl.store(of_warps + c[None, :], of_four, (c < C)[None, :])
         g = g * r * tl.load(norm + c, c < C, other=0.0).to(tl.float32)[None, :] - of_mix * y
         sums = all_summed(sums, n, g)
         G = plus(plus(G, by(p, g)), by(n, of_new))
@@ -174,6 +204,14 @@ def streams_backward(
             f_sums = all_summed(f_sums, G, f)
             sums0, sums1 = all_summed(sums0, G, s[0]), all_summed(sums1, G, s[1])
             sums2, sums3 = all_summed(sums2, G, s[2]), all_summed(sums3, G, s[3])
+    tl.debug_barrier()  # what other warps wrote is read from here on
+    for c0 in range(0, C, 16 * BLOCK):
+        c = c0 + tl.arange(0, 16 * BLOCK)
+        of_norm = tl.zeros([16 * BLOCK], tl.float32)
+        for part in tl.static_range(M // 4):
+            at = (tl.program_id(0) * (M // 4) + part).to(tl.int64) * C
+            of_norm += tl.load(warp_sums + at + c, c < C, other=0.0)
+        tl.store(d_norm + tl.program_id(0) * C + c, of_norm, c < C)
     store_sums(out_pre + row * 4, sums, live)
     if F is not None:
         store_sums(out_post + row * 4, f_sums, live)

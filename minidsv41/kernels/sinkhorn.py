@@ -10,6 +10,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from minidsv41.kernels import launch as launching
+
+INTERPRETED = tl.constexpr(launching.INTERPRETED)
+
 
 @triton.jit
 def mixed(a, b):
@@ -32,8 +36,18 @@ def by(a, x):
 
 
 @triton.jit
+def inverse(x):
+    """1 / x to the last bit but one, in one instruction: numbers here are far from the ends of float32."""
+    if INTERPRETED:
+        y = 1.0 / x
+    else:
+        y = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    return y
+
+
+@triton.jit
 def over(a):
-    return 1.0 / a[0], 1.0 / a[1], 1.0 / a[2], 1.0 / a[3]
+    return inverse(a[0]), inverse(a[1]), inverse(a[2]), inverse(a[3])
 
 
 @triton.jit
@@ -61,19 +75,14 @@ def outer(K, u, v):
 
 
 @triton.jit
-def shared(x, sums, eps):
-    """x / (x * sums + eps)."""
-    return times(x, over((x[0] * sums[0] + eps, x[1] * sums[1] + eps, x[2] * sums[2] + eps, x[3] * sums[3] + eps)))
-
-
-@triton.jit
 def sinkhorn(K, eps, ITERS: tl.constexpr):
-    u = ones(K[0][0])
-    v = shared(u, columns(K, u), eps)
+    """x becomes x / (x * sums + eps): its inverse becomes sums + eps * inverse, and is what is carried."""
+    a = ones(K[0][0])
+    b = plus(columns(K, a), by(a, eps))
     for _ in range(ITERS - 1):
-        u = shared(u, rows(K, v), eps)
-        v = shared(v, columns(K, u), eps)
-    return u, v
+        a = plus(by(a, eps), rows(K, over(b)))
+        b = plus(by(b, eps), columns(K, over(a)))
+    return over(a), over(b)
 
 
 @triton.jit
@@ -101,12 +110,15 @@ def recall(at, T, live):
 def sinkhorn_backward(grad, K, steps, T, live, eps, ITERS: tl.constexpr):
     """Gradients of K from those of the result; steps: where each token begins in a room [ITERS, 8, T] for u and v."""
     one = ones(K[0][0])
-    u, v = one, shared(one, columns(K, one), eps)
+    a, b = one, plus(columns(K, one), by(one, eps))
+    u, v = one, over(b)
     for t in range(ITERS - 1):
         remember(steps + t * 8 * T, u, T, live)
         remember(steps + (t * 8 + 4) * T, v, T, live)
-        u = shared(u, rows(K, v), eps)
-        v = shared(v, columns(K, u), eps)
+        a = plus(by(a, eps), rows(K, v))
+        u = over(a)
+        b = plus(by(b, eps), columns(K, u))
+        v = over(b)
     g = times(grad[0], K[0]), times(grad[1], K[1]), times(grad[2], K[2]), times(grad[3], K[3])
     d_u, d_v = rows(g, v), columns(g, u)
     a, b = by(times(grad[0], v), u[0]), by(times(grad[1], v), u[1])

@@ -43,6 +43,22 @@ def streams(at, inside, C: tl.constexpr, KEEP: tl.constexpr):
 
 
 @triton.jit
+def fetch(at):
+    """Ask for what lies at these addresses to be in L2 when it is loaded."""
+    if not INTERPRETED:
+        asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+        tl.inline_asm_elementwise(asm, "=r,l", [at.to(tl.int64)], tl.int32, False, 1)
+
+
+@triton.jit
+def fetch_streams(at, C: tl.constexpr):
+    fetch(at)
+    fetch(at + C)
+    fetch(at + 2 * C)
+    fetch(at + 3 * C)
+
+
+@triton.jit
 def summed(x):
     """[tokens, N] -> [tokens, N / 8]: over what a thread holds of a row, so that threads need not meet yet."""
     return tl.sum(x.reshape(x.shape[0], x.shape[1] // 8, 8), 2)
