@@ -347,14 +347,15 @@ def told(rows: list[dict]) -> Iterator[str]:
 def named(only: list[str]) -> dict[str, Case]:
     """Cases by their names in full, or of LONGEST bytes at most by a part of it or of their file; those with a target
     where nothing is asked for."""
-    every = cases()[0]
-    if not only:
-        return {name: case for name, case in every.items() if case.target_us and case.bytes <= LONGEST}
-    chosen: dict[str, Case] = {}
+    every, chosen = cases()[0], {}
     for part in only:
-        some = {name: case for name, case in cases(part)[0].items() if case.bytes <= LONGEST}
-        chosen |= {part: every[part]} if part in every else some
-    return chosen
+        chosen |= {part: every[part]} if part in every else cases(part)[0]
+    if not only:
+        chosen = {name: case for name, case in every.items() if case.target_us}
+    long = [name for name, case in chosen.items() if case.bytes > LONGEST and name not in only]
+    if long:
+        print(f"only if named in full, for their size: {'; '.join(long)}", flush=True)
+    return {name: case for name, case in chosen.items() if name not in long}
 
 
 def main() -> None:
