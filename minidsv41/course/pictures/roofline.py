@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from minidsv41.course.figures import COLOURS, figure
 from minidsv41.course.limits import Card, binds, floor, h200, limits, released
 from minidsv41.course.peers import Point
+from minidsv41.course.records import record
 
 LOW, HIGH = 0.3, 50_000  # FLOP a byte
 KINDS = {
@@ -73,7 +74,7 @@ def placed(ax: Axes, names: Collection[str]) -> None:
         "index, prompt": (12_000, 100, "index,\nprompt"),
         "sparse attention, decode": (320, 9, "sparse attention,\ndecode"),
         "sparse attention, prompt": (900, 330, "sparse attention,\nprompt"),
-        "window attention, prompt": (112, 15, "window\nattention,\nprompt"),
+        "window attention, prompt": (112, 6, "window\nattention,\nprompt"),
         "gated delta": (320, 75, "gated delta"),
     }
     for name in where.keys() & names:
@@ -84,11 +85,19 @@ def placed(ax: Axes, names: Collection[str]) -> None:
 
 
 def legend(ax: Axes, ours: bool) -> None:
-    """What the marks mean, in grey."""
-    marks = {"the floor": dict(marker="o", mfc="white", ms=5), "best kernel of others": THEIRS}
-    marks |= {"this package's kernel": OURS} if ours else {}
+    """What the marks mean, in grey, and when they were measured."""
+    said = {f"best kernel of others, {when('peers_h200')}": THEIRS}
+    said |= {f"this package's kernel, {when('kernels_h200')}": OURS} if ours else {}
+    marks = {"the floor": dict(marker="o", mfc="white", ms=5)} | said
     handles = [Line2D([], [], ls="", color=COLOURS["other"], label=name, **mark) for name, mark in marks.items()]
-    ax.legend(handles=handles, loc="upper left", fontsize=9, frameon=False, handletextpad=0.2)
+    style = dict(fontsize=9, frameon=False, handletextpad=0.2, title_fontsize=9, alignment="left")
+    ax.legend(handles=handles, title="Measured on one NVIDIA H200", loc="upper left", **style)
+
+
+def when(name: str) -> str:
+    """The date of a record, of its latest run if it has several."""
+    found = record(name)
+    return found.get("runs", [found])[-1]["machine"]["date"]
 
 
 def distances(points: Sequence[Point], ours: Sequence[Point], on: Card) -> Figure:
