@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minidsv41.formats import MAIN
 from minidsv41.kernels.attention_heads import LOWEST, combine, finish, load_heads
 from minidsv41.kernels.attention_rows import (
     LARGE,
@@ -97,7 +98,7 @@ def attend(
     tokens, heads, _ = q.shape
     shared, turn = common(q, tile.keys, tile.warps), pairs(rotation)
     k = 0 if topk is None else topk.shape[1]
-    ahead = tile.ahead and shared["PACKED"] and k > 0
+    ahead = tile.ahead and shared["PACKED"] and k > 0 and entries.format == MAIN
     early = tile.early and starts_early(q.device)
     near, far = (triton.cdiv(n, tile.keys) * tile.keys for n in (span.width, k))
     several = {name: triton.next_power_of_2(max(1, n)) for name, n in (("NEAR", near), ("FAR", far))}
@@ -153,21 +154,21 @@ def joined(s, keys, rows, lowest, m, total, acc, SCALE: tl.constexpr, PRECISION:
 
 @triton.jit
 def over_tiles(
-    q, rows, tile, end, data, scales, lowest, m, total, acc, D: tl.constexpr, HALF: tl.constexpr, N: tl.constexpr,
-    FORMAT: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,
+    q, rows, tile, end, data, scales, words, pairs, lowest, m, total, acc, D: tl.constexpr, HALF: tl.constexpr,
+    N: tl.constexpr, FORMAT: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr, PACKED: tl.constexpr,
+    STAGES: tl.constexpr, RUNS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """`joined` with the keys of tiles tile..end - 1. The next tile is fetched while one is multiplied."""
+    """`joined` with the keys of tiles tile..end - 1. The next tile is fetched while one is multiplied.
+
+    words, pairs: where AHEAD, what was fetched of the first tile.
+    """
     slot, SCALE = tl.arange(0, N), D**-0.5
-    RUNS: tl.constexpr = 4 if AHEAD else 2
-    if AHEAD and FORMAT == "main":
-        row = tl.load(rows + tile * N + slot, tile < end, other=-1)
-        words, scale = fetch_words(data, scales, row, HALF)
+    if AHEAD:
         for t in tl.range(tile, end, num_stages=1, disable_licm=True):
             row = tl.load(rows + (t + 1) * N + slot, t + 1 < end, other=-1)
-            keys = decoded_words(words, scale, HALF, FP8)
+            keys = decoded_words(words, pairs, HALF, FP8)
             s = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
-            words, scale = fetch_words(data, scales, row, HALF)
+            words, pairs = fetch_words(data, scales, row, HALF)
             m, total, acc = joined(s, keys, rows + t * N, lowest, m, total, acc, SCALE, PRECISION)
     else:
         for t in tl.range(tile, end, num_stages=STAGES, disable_licm=True):
@@ -225,14 +226,18 @@ def by_query(
     total = tl.broadcast_to(half[None, :], (HEADS, 2))
     acc = tl.zeros([HEADS, 2 * HALF], tl.float32)
     tl.debug_barrier()
+    words, pairs = 0, 0
+    if AHEAD:
+        row = tl.load(rows + middle * N + tl.arange(0, N), middle < stop, other=-1)
+        words, pairs = fetch_words(entry_data, entry_scales, row, HALF)
     m, total, acc = over_tiles(
-        queries, rows, start, middle, window_data, window_scales, lowest, m, total, acc, D, HALF, N, WINDOW_FORMAT,
-        PRECISION, FP8, PACKED, STAGES, AHEAD,
+        queries, rows, start, middle, window_data, window_scales, 0, 0, lowest, m, total, acc, D, HALF, N,
+        WINDOW_FORMAT, PRECISION, FP8, PACKED, STAGES, RUNS, False,
     )  # fmt: skip
     if K > 0:
         m, total, acc = over_tiles(
-            queries, rows, middle, stop, entry_data, entry_scales, lowest, m, total, acc, D, HALF, N, ENTRY_FORMAT,
-            PRECISION, FP8, PACKED, STAGES, AHEAD,
+            queries, rows, middle, stop, entry_data, entry_scales, words, pairs, lowest, m, total, acc, D, HALF, N,
+            ENTRY_FORMAT, PRECISION, FP8, PACKED, STAGES, RUNS, AHEAD,
         )  # fmt: skip
     total = tl.sum(total, 1)
     if SPLITS > 1:

@@ -27,7 +27,7 @@ SPILLED = {  # bytes of the stack, where a few values are kept outside of the re
     ("attention_backward", "by_key"): 16,
     ("gated_delta", "walk"): 16,
     ("index_select", "score_kernel"): 8,
-    ("sparse_attention", "by_query"): 80,
+    ("sparse_attention", "by_query"): 96,
     ("window_attention", "runs"): 88,
 }
 
