@@ -47,7 +47,7 @@ def cut(values, K: tl.constexpr):
     """
     N: tl.constexpr = values.shape[0]
     GROUPS: tl.constexpr = min(N, triton.next_power_of_2(K))
-    least = tl.min(tl.max(values.reshape(N // GROUPS, GROUPS), 0), 0)  # each group has one that reaches it
+    least = tl.min(tl.max(values.reshape(GROUPS, N // GROUPS), 1), 0)  # each group has one that reaches it
     low = tl.maximum(least, NONE + 1)
     high = tl.maximum(tl.minimum(tl.max(values, 0), LARGEST - 1), NONE) + 1
     at = middle(low, high)
