@@ -2,9 +2,10 @@
 
 Windows of neighbouring queries overlap, so the queries of N rows are at most N + width - 1 neighbours. A program
 keeps its keys in shared memory and their gradient [DIMS, N] in registers; q and gradient of the next query are on
-their way while it works at one. Each query is read (N + width - 1) / N times (5 x 128 KiB at N = 32, width 128),
-mostly from L2. Work: 4 products of heads x width for each query and row visited, 1.25 times those that are read. At
-N = 32 the matrix unit waits for shared memory: 24 cycles to read what it multiplies in 16.
+their way while it works at one. Each query is read (N + width - 1) / N times (5 x 128 KiB at N = 32, width 128), by
+programs that visit it at about the same time: once from memory, otherwise from L2. Work: 4 products of heads x width
+for each query and row visited, 1.25 times those that are read. At N = 32 the matrix unit waits for shared memory: 24
+cycles to read what it multiplies in 16.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ class WindowTile(NamedTuple):
     keys: int
     warps: int = 8
     stages: int = 1
+
+
+TILES = {"prompts": [WindowTile(64, 16), WindowTile(32, 32)]}  # to be measured
 
 
 def window_tile(rows: int, heads: int, dtype: torch.dtype, card: int) -> WindowTile:
@@ -99,10 +103,13 @@ def by_key(
         row = tl.where(held, physical * page + index % page, 0).to(tl.int64) * D
         keys = tl.load(window + row[:, None] + dim[None, :], held[:, None] & (dim < D)[None, :], other=0.0).to(DOT)
         total = tl.zeros([DIMS, N], tl.float32)
-        pairs = load_pair(q, grad, begin, head0, H, D, HEADS, DIMS)
-        for token in range(begin, end):
-            now = pairs.to(DOT)
-            pairs = load_pair(q, grad, tl.minimum(token + 1, end - 1), head0, H, D, HEADS, DIMS)
+        # Programs start within their queries so that those which see a query visit it at one time, while it is in L2.
+        after = begin + ((N + W) - begin % (N + W)) % (end - begin)
+        pairs = load_pair(q, grad, after, head0, H, D, HEADS, DIMS)
+        for _ in range(begin, end):
+            now, token = pairs.to(DOT), after
+            after = tl.where(after + 1 < end, after + 1, begin)
+            pairs = load_pair(q, grad, after, head0, H, D, HEADS, DIMS)
             at = token * H + head
             log_sum, of_out = tl.load(lse + at, head < H, other=0.0), tl.load(delta + at, head < H, other=0.0)
             final = tl.load(last + token)
