@@ -55,37 +55,20 @@ def weights(at, inside, WIDE: tl.constexpr, SPLIT: tl.constexpr, PACKED: tl.cons
 
 
 @triton.jit
-def stream_product(
-    at, s, total, inside, WIDE: tl.constexpr, SPLIT: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr
-):
-    """Add to total [rows, tokens]: predictor weights times the channels s [tokens, N] of one stream."""
-    w = weights(at, inside, WIDE, SPLIT, False).to(DOT)
-    return tl.dot(w, s.to(DOT).T, total, input_precision=PRECISION)
-
-
-@triton.jit
 def product(
     fn, s, total, c0, C: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr, PACKED: tl.constexpr, DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add to total [rows, tokens]: predictor weights times N channels, from c0 on, of four streams s [tokens, N].
 
-    Packed weights meet all four streams in one product: the threads of a program wait for each other once.
+    All four in one product: the threads of a program wait for each other once.
     """
-    if PACKED:
-        column = tl.arange(0, 4 * N)
-        c = c0 + tl.max_contiguous(tl.multiple_of(column % N, 8), 8)
-        w = weights(fn + column // N * C + c, c < C, 4 * C, SPLIT, True)
-        x = tl.join(tl.join(s[0].to(DOT), s[2].to(DOT)), tl.join(s[1].to(DOT), s[3].to(DOT)))
-        x = x.permute(0, 2, 3, 1).reshape(x.shape[0], 4 * N)
-        total = tl.dot(w.to(DOT), x.T, total, input_precision=PRECISION)
-    else:
-        c = c0 + tl.arange(0, N)
-        total = stream_product(fn + c, s[0], total, c < C, 4 * C, SPLIT, DOT, PRECISION)
-        total = stream_product(fn + C + c, s[1], total, c < C, 4 * C, SPLIT, DOT, PRECISION)
-        total = stream_product(fn + 2 * C + c, s[2], total, c < C, 4 * C, SPLIT, DOT, PRECISION)
-        total = stream_product(fn + 3 * C + c, s[3], total, c < C, 4 * C, SPLIT, DOT, PRECISION)
-    return total
+    column = tl.arange(0, 4 * N)
+    c = c0 + tl.max_contiguous(tl.multiple_of(column % N, 8), 8)
+    w = weights(fn + column // N * C + c, c < C, 4 * C, SPLIT, PACKED)
+    x = tl.join(tl.join(s[0].to(DOT), s[2].to(DOT)), tl.join(s[1].to(DOT), s[3].to(DOT)))
+    x = x.permute(0, 2, 3, 1).reshape(x.shape[0], 4 * N)
+    return tl.dot(w.to(DOT), x.T, total, input_precision=PRECISION)
 
 
 @triton.jit

@@ -55,13 +55,19 @@ class Tile(NamedTuple):
 FEW, MANY = Tile(16, splits=80, warps=4, stages=2), Tile(32, packed=True, finish=4, early=False)
 TILES = {
     "few tokens": [
-        *(FEW._replace(finish=f, early=e) for f, e in ((1, True), (2, True), (2, False), (4, True))),
-        *(FEW._replace(tokens=32, splits=n, finish=2) for n in (80, 40, 27)),
-        *(FEW._replace(splits=n, finish=2) for n in (40, 32)),
-        FEW._replace(channels=32, splits=160),
-        *(Tile(64, splits=80, stages=n, finish=2) for n in (1, 2)),
-        *(Tile(64, splits=n, packed=True, stages=s, finish=2) for n, s in ((80, 1), (40, 2))),
-        Tile(32, splits=40, packed=True, warps=4, stages=2, finish=2),
+        *(FEW._replace(stages=s, early=e) for s, e in ((2, True), (2, False), (1, True))),
+        *(FEW._replace(channels=32, splits=160, stages=s) for s in (2, 1)),
+        FEW._replace(warps=8),
+        FEW._replace(stages=1, finish=2),
+        Tile(32, splits=80, stages=2, finish=2),
+        *(Tile(32, splits=80, warps=4, stages=1, finish=2, early=e) for e in (True, False)),
+        *(Tile(32, splits=80, stages=1, finish=f) for f in (2, 4)),
+        Tile(32, 32, splits=160, warps=4, stages=1, finish=2),
+        Tile(32, splits=40, stages=2, finish=2),
+        *(FEW._replace(splits=n, finish=2) for n in (40, 27)),
+        Tile(64, splits=80, stages=1, finish=2),
+        *(Tile(64, 32, splits=80, stages=s, finish=2) for s in (1, 2)),
+        Tile(64, splits=80, packed=True, stages=1, finish=2),
     ],
     "many tokens": [
         *(MANY._replace(stages=s, ahead=a) for s, a in ((4, 0), (4, 6), (3, 4))),
@@ -73,7 +79,7 @@ TILES = {
         *(MANY._replace(channels=32, splits=n, warps=4, stages=4, ahead=6) for n in (1, 2)),
         *(MANY._replace(tokens=128, channels=32, splits=n, warps=16) for n in (1, 4)),
         *(MANY._replace(splits=n, stages=s, ahead=6) for n, s in ((2, 4), (8, 3))),
-        MANY._replace(packed=False, splits=8, warps=4),
+        MANY._replace(packed=False, splits=8),
     ],
 }
 
@@ -83,16 +89,15 @@ def tile_for(tokens: int, width: int, dtype: torch.dtype) -> Tile:
     if dtype == torch.float32:
         return Tile(16, 32, 1 if tokens > 2048 else min(8, triton.cdiv(width, 32)), warps=4, stages=1)
     blocks = triton.cdiv(width, 64)
+    if tokens <= 16:
+        return FEW._replace(splits=blocks)
     if tokens <= 128:
-        return FEW._replace(
-            splits=min(80 if tokens <= 32 else 32, blocks), finish=min(2, max(tokens, 1)), early=tokens <= 32
-        )
+        warps, stages = (8, 2) if tokens <= 32 else (4, 1)
+        return Tile(32, splits=blocks, warps=warps, stages=stages, finish=2, early=tokens <= 32)
     if tokens > 8192:
         return MANY._replace(tokens=64)
     splits = max(1, min(128 // triton.cdiv(tokens, 32), blocks))
-    if tokens <= 512:
-        return MANY._replace(splits=splits, packed=False, warps=4)
-    return MANY._replace(splits=splits, stages=4)
+    return MANY._replace(splits=splits, stages=3 if tokens <= 512 else 4)
 
 
 def seam(

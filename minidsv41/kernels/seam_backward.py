@@ -41,9 +41,9 @@ class Tile(NamedTuple):
     warps: int = 8
     stages: int = 1
     dots: int = 4
-    groups: int = 2
+    groups: int = 3
     columns: int = 128
-    depth: int = 64
+    depth: int = 32
     ahead: bool = True
 
 
@@ -62,17 +62,11 @@ class Gradients(NamedTuple):
 TILES = {
     "many tokens": [
         *(Tile(stages=s, ahead=a) for s, a in ((1, True), (2, True), (1, False))),
-        Tile(groups=4, depth=32),
-        Tile(groups=4),
-        Tile(depth=32),
-        Tile(columns=256, depth=32),
-        Tile(columns=64),
-        Tile(dots=8),
-        Tile(dots=2),
-        Tile(64, 64, 16),
+        *(Tile(groups=g, columns=c, depth=d) for g, c, d in ((2, 128, 64), (5, 256, 32), (3, 256, 32), (4, 64, 64))),
+        *(Tile(dots=d) for d in (2, 8)),
         Tile(64, 32, 8),
-        Tile(32, 128, 16),
         Tile(16, 64, 4),
+        Tile(64, 64, 16),
     ]
 }
 
@@ -80,7 +74,7 @@ TILES = {
 def tile_for(tokens: int, dtype: torch.dtype) -> Tile:
     if dtype == torch.float32:
         return Tile(16, 32, 4, 1, columns=64, depth=32)
-    return Tile(32 if tokens > 2048 else 16, warps=8 if tokens > 2048 else 4, groups=4 if tokens > 8192 else 2)
+    return Tile(32, warps=8) if tokens > 2048 else Tile(16, warps=4)
 
 
 def seam_backward(
