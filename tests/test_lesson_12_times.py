@@ -285,6 +285,7 @@ def test_one_launch_is_ahead_of_three_and_a_pool_of_all_keys():
 def test_the_shipped_steps_keep_890_bytes_a_token():
     shipped(growth.RECORD)
     assert growth.steps() and all(prompt["bytes_per_token"] == 890 for prompt in growth.prompts())
+    assert all(step["finite"] for own in growth.steps().values() for step in own.values())
 
 
 def test_a_gpu_absorbs_for_one_query():
