@@ -132,10 +132,10 @@ def row_of(line, token, end, head0, H: tl.constexpr, HEADS: tl.constexpr):
 
 
 @triton.jit
-def masked(s, begin: tl.constexpr, lowest, highest, SCALE: tl.constexpr):
-    """Scores (base 2) of rows begin, begin + 1, ... of a run; -inf outside each query's lowest..highest."""
+def masked(s, begin: tl.constexpr, lowest, highest):
+    """Products with rows begin, begin + 1, ... of a run; -inf outside each query's lowest..highest."""
     slot = begin + tl.arange(0, s.shape[1])[None, :]
-    return tl.where((slot >= lowest[:, None]) & (slot <= highest[:, None]), s * (SCALE * LOG2E), float("-inf"))
+    return tl.where((slot >= lowest[:, None]) & (slot <= highest[:, None]), s, float("-inf"))
 
 
 @triton.jit
@@ -162,6 +162,7 @@ def runs(
     number, end = at + tl.arange(0, QUERIES), tl.minimum(at + QUERIES, T)
     seqs, lasts = tl.load(seq + number, number < T, other=-1), tl.load(last + number, number < T, other=-1)
     firsts = tl.load(first + number, number < T, other=0)
+    SCALE: tl.constexpr = D**-0.5 * LOG2E
     LINES: tl.constexpr = TOGETHER * HEADS  # of queries and heads that are multiplied together
     line, head0 = tl.arange(0, LINES), tl.program_id(1) * HEADS
     place, head = line // HEADS, head0 + line % HEADS
@@ -208,9 +209,9 @@ def runs(
                             q, t + TOGETHER, stop, head0, H, block + AHEAD - BLOCKS, D, BLOCK, HEADS, LINES
                         )
                     soon = soon[1:] + (later,)
-                s, r = masked(s, 0, low, high, D**-0.5), masked(r, NEAR, low, high, D**-0.5)
-                top = tl.maximum(m, tl.maximum(tl.max(s, 1), tl.max(r, 1)))
-                s, r = tl.exp2(s - top[:, None]), tl.exp2(r - top[:, None])
+                s, r = masked(s, 0, low, high), masked(r, NEAR, low, high)
+                top = tl.maximum(m, tl.maximum(tl.max(s, 1), tl.max(r, 1)) * SCALE)  # scores are to base 2
+                s, r = tl.exp2(s * SCALE - top[:, None]), tl.exp2(r * SCALE - top[:, None])
                 total = tl.exp2(m - top) + tl.sum(s, 1) + tl.sum(r, 1)
                 share, to = (1.0 / total)[:, None], tl.cast(t, tl.int64) * H
                 if lse is not None:
