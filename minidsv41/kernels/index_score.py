@@ -73,18 +73,22 @@ def append(
     -> new counts [G].
     """
     G: tl.constexpr = counts.shape[0]
-    scores, to = values + (base + counts)[:, None], counts
-    for begin in range(0, SEGMENT, STEP):
-        at = begin + tl.arange(0, STEP)
-        score = tl.load(scores + at[None, :], (at < length)[None, :], other=NONE_BITS)
+    W: tl.constexpr = min(STEP // 4, 128)  # four rows of a step are counted in the bytes of one number
+    scores, row, to = values + (base + counts)[:, None, None], tl.arange(0, 4), counts
+    for begin in range(0, SEGMENT, 4 * W):
+        at = begin + row[:, None] * W + tl.arange(0, W)[None, :]
+        score = tl.load(scores + at[None, :, :], (at < length)[None, :, :], other=NONE_BITS)  # [G, 4, W]
         value = ordered(score.to(tl.float32, bitcast=True))
-        keep = value > bounds[:, None]
-        place = (base + to)[:, None] + tl.cumsum(keep.to(tl.int32), 1) - 1
+        keep = value > bounds[:, None, None]
+        four = tl.sum(keep.to(tl.int32) << (8 * row)[None, :, None], 1)
+        rank = (tl.cumsum(four, 1)[:, None, :] >> (8 * row)[None, :, None]) & 0xFF
+        kept = (tl.sum(four, 1)[:, None] >> (8 * row)[None, :]) & 0xFF  # [G, 4]
+        place = (base[:, None] + to[:, None] + tl.cumsum(kept, 1) - kept - 1)[:, :, None] + rank
         tl.debug_barrier()  # all are read before one is overwritten
         tl.store(values + place, value, keep)
         index = entry(first + at, limit, blocks, SIZE)
-        tl.store(indices + place, tl.broadcast_to(index[None, :], (G, STEP)), keep)
-        to += tl.sum(keep.to(tl.int32), 1)
+        tl.store(indices + place, tl.broadcast_to(index[None, :, :], (G, 4, W)), keep)
+        to += tl.sum(kept, 1)
     return to
 
 
@@ -154,9 +158,7 @@ def score_kernel(
             to = values + (base + count)[None, :] + (tile + tl.arange(0, N))[:, None]
             tl.store(to, score.to(tl.int32, bitcast=True))
         tl.debug_barrier()  # what other threads stored
-        count = append(
-            values, indices, base, count, bound, segment, length_now, limit, blocks, SEGMENT, STEP // G, SIZE
-        )
+        count = append(values, indices, base, count, bound, segment, length_now, limit, blocks, SEGMENT, STEP, SIZE)
     count, bound = squeeze_full(values, indices, slot0, parts, part, count, bound, CAP - K, K, CAP, STEP)
     member = tl.arange(0, G)
     for g in range(G):  # what is missing to K is marked as such
