@@ -1,14 +1,15 @@
 """Gradients of the seam in four kernels, of which two touch the streams.
 
-`row_products`, a few tokens a program: gradient of x . x, which the pre-norm's gradient needs before it begins.
-`coefficients_backward`, a warp for 32 tokens: from the gradients of pre', post', comb' back through Sinkhorn to those
-of the 24 products, by u and v of all its steps (640 B a token, in L2). `streams_backward` owns a tile of tokens and
-walks over the channels once, as the seam does: X' is made again from X and F, its whole gradient G is put together in
-registers, and X, F and all coefficients get theirs. `weights_backward` reads X' once more for the predictor's weights:
-24 x 4C sums over tokens by tensor cores, in float32 parts added at the end.
+`before_streams`: a few tokens a program, the gradient of x . x, which the pre-norm's gradient needs before it begins;
+beside it, a thread for each token, from the gradients of pre', post', comb' back through Sinkhorn to those of the 24
+products, by u and v of all its steps (640 B a token, in L2). `streams_backward` owns a tile of tokens and walks over
+the channels once, as the seam does: X' is made again from X and F, its whole gradient G is put together in registers,
+and X, F and all coefficients get theirs. `weights_backward` reads X' once more for the predictor's weights: 24 x 4C
+sums over tokens by tensor cores, in float32 parts. `added_up` ends all sums over tokens.
 
 Bytes a token at best, width C, bf16: X 8C + F 2C + gradients of X' 8C and of x 2C in, gradients of X 8C and F 2C out:
-30C, 153,600 at C = 5,120. Here also x 2C, its gradient once more 2C, X' 8C: 42C, 1.4 times that. Device memory limits.
+30C, 153,600 at C = 5,120. Here also x 2C, its gradient once more 2C, X' 8C, sums of the norm 2C: 44C, 1.5 times that.
+Latency limits `streams_backward` (8 warps of 240 registers), so that it asks L2 for its next step while it computes.
 """
 
 from __future__ import annotations

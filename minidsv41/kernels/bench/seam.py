@@ -86,7 +86,7 @@ def back(T: int, C: int, device: torch.device, seed: int) -> Contest:
     grads = [torch.randn(t.shape, generator=generator, device=device, dtype=t.dtype) for t in out]
     steps = {"kernel": seam, "plain": plain, "compile": compiled}
     runs = {name: walked_back(run, given, into, leaves, grads) for name, run in steps.items()}
-    workspace = 4 * T * (32 + 24 + 160) + 4 * (T // 32 + 1) * C + 4 * 24 * 4 * 4 * C
+    workspace = 4 * T * (32 + 24 + 160) + 4 * (T // 32 + T // 4 + 9) * C + 4 * 24 * 4 * 4 * C
     return Contest(runs, partial(back_error, given, into, leaves, grads), 3e-2, workspace)
 
 
