@@ -65,3 +65,14 @@ def arrived(x, HOPPER: tl.constexpr):
             "fence.proxy.async.shared::cta; mov.b32 $0, $1;", "=r,r", [x], tl.int32, is_pure=False, pack=1
         )
     tl.debug_barrier()
+
+
+@triton.jit
+def bring_near(pointer, size, HOPPER: tl.constexpr):
+    """Fetch `size` bytes from memory into L2, for loads that come later; both are multiples of 16."""
+    if ON_CARD and HOPPER:
+        tl.inline_asm_elementwise(
+            """{ .reg .pred p; .reg .u32 t; mov.u32 t, %tid.x; setp.eq.u32 p, t, 0; setp.gt.and.s32 p, $2, 0, p;
+            @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }""",
+            "=r,l,r", [pointer.to(tl.int64), size], tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip

@@ -20,17 +20,16 @@ from minidsv41.ops.rows import Rows, Span
 
 TILES = {  # to be measured
     "runs": [
+        RunTile(16, near=False),
         RunTile(32),
         RunTile(16, ahead=2),
         RunTile(16, block=128, ahead=1),
-        RunTile(32, ahead=2),
-        RunTile(16, block=128, ahead=2),
+        RunTile(16, staged=True),
         RunTile(16, ahead=3),
+        RunTile(16, block=128, ahead=2),
+        RunTile(32, staged=True),
         RunTile(8),
         RunTile(16),
-        RunTile(16, staged=True),
-        RunTile(32, staged=True),
-        RunTile(16, block=128, ahead=1, staged=True),
         RunTile(4),
     ]
 }

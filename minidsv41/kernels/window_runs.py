@@ -17,7 +17,7 @@ from torch import Tensor
 
 from minidsv41.kernels import codes
 from minidsv41.kernels.attention_rows import LOG2E, arguments, common, located, pairs, places
-from minidsv41.kernels.fragments import arrived, exchanged, held, lines_of, operand, result
+from minidsv41.kernels.fragments import arrived, bring_near, exchanged, held, lines_of, operand, result
 from minidsv41.kernels.launch import launch
 from minidsv41.ops.rows import Rows, Span
 
@@ -35,6 +35,7 @@ class RunTile(NamedTuple):
     together: int = 2
     block: int = 64
     ahead: int = 4
+    near: bool = True  # the next queries are brought into L2 before
     staged: bool = False  # to be measured: q and output through shared memory
 
 
@@ -53,7 +54,7 @@ def by_run(
     near, more = max(16, triton.next_power_of_2(span.width)), max(16, tile.queries)
     shared = common(q, near, tile.warps)
     block = min(tile.block, max(32, triton.next_power_of_2(width)))
-    blocks = triton.cdiv(width, block)
+    blocks, aligned = triton.cdiv(width, block), q.is_meta or q.data_ptr() % 16 == 0
     launch(
         runs,
         (triton.cdiv(tokens, tile.queries), triton.cdiv(heads, tile.heads)),
@@ -62,6 +63,7 @@ def by_run(
         **{name: shared[name] for name in ("H", "D", "DOT", "PRECISION", "FP8")} | pairs(rotation),
         **dict(W=span.width, QUERIES=tile.queries, HEADS=tile.heads, TOGETHER=tile.together),
         **dict(NEAR=near, MORE=more, BLOCK=block, BLOCKS=blocks, AHEAD=min(tile.ahead, blocks)),
+        **dict(BYTES=heads * width * q.element_size() if tile.near and aligned else 0),
         num_warps=tile.warps,
         num_stages=1,
     )
@@ -155,7 +157,7 @@ def runs(
     cos, sin, WINDOW_FORMAT: tl.constexpr, H: tl.constexpr, D: tl.constexpr, W: tl.constexpr, QUERIES: tl.constexpr,
     HEADS: tl.constexpr, TOGETHER: tl.constexpr, NEAR: tl.constexpr, MORE: tl.constexpr, BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr, AHEAD: tl.constexpr, PAIRS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
-    FP8: tl.constexpr,
+    FP8: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
     """Runs of queries, each within one sequence and NEAR + MORE rows from the first query's window on."""
     at = tl.program_id(0) * QUERIES
@@ -175,6 +177,8 @@ def runs(
             stop = tl.min(tl.where((number > at) & (fits == 0), number, end), 0)
             own = (number >= at) & (number < stop)
             lowest, highest = tl.min(tl.where(own, firsts, newest), 0), tl.max(tl.where(own, lasts, 0), 0)
+            if BYTES > 0:
+                bring_near(q + tl.cast(at, tl.int64) * H * D, tl.minimum(stop - at, TOGETHER) * BYTES, FP8)
             near, near_scale = fetched(
                 window_data, window_scales, window_table, window_pages, window_page, own_seq, start, lowest, highest,
                 NEAR, D, BLOCK, BLOCKS, WINDOW_FORMAT,
@@ -190,6 +194,9 @@ def runs(
             more = decoded(more, more_scale, BLOCKS, WINDOW_FORMAT, DOT, FP8)
             arrived(at, FP8)
             for t in tl.range(at, stop, TOGETHER, num_stages=1, disable_licm=True):
+                if BYTES > 0:
+                    after = t + TOGETHER
+                    bring_near(q + tl.cast(after, tl.int64) * H * D, tl.minimum(stop - after, TOGETHER) * BYTES, FP8)
                 after = tl.minimum(t + 1, stop - 1)
                 low, high = tl.load(first + t), tl.load(last + t)
                 other_low, other_high = tl.load(first + after), tl.load(last + after)
