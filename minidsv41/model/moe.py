@@ -55,7 +55,8 @@ class Experts(nn.Module):
         xs, ws = F.embedding(row, x), weights.flatten()[order, None]  # [T * K, C], [T * K, 1]
         if x.device.type != "cpu" and x.dtype == torch.bfloat16:
             y = self.grouped(xs, ids.flatten()[order], ws)
-            return y[order.argsort()].unflatten(0, ids.shape).sum(1, dtype=wide(x.dtype))
+            y = torch.empty_like(y).index_copy(0, order, y)  # back in the tokens' order
+            return y.unflatten(0, ids.shape).sum(1, dtype=wide(x.dtype))
         sizes = ids.flatten().bincount(minlength=len(self.w1)).tolist()
         parts = []
         experts = zip(self.w1.unbind(), self.w2.unbind(), self.w3.unbind(), strict=True)
