@@ -49,20 +49,9 @@ class Tile(NamedTuple):
 
 
 PROGRAMS = 128  # fewer queries than this are split over programs
-TILES = {  # to be timed
-    "steps": [
-        Tile(64, 64, 10, ahead=True, rows=1),
-        Tile(64, 64, 4, ahead=True),
-        Tile(64, 128, 4, ahead=True),
-        Tile(64, 32, 20, ahead=True, rows=1),
-    ],
-    "prompts": [
-        Tile(64, 128, ahead=True),
-        Tile(64, 128),
-        Tile(64, 128, ahead=True, early=False),
-        Tile(64, 128, 2, ahead=True),
-        Tile(64, 128, warps=16, ahead=True),
-    ],
+TILES = {  # worth timing on a new card
+    "steps": [Tile(64, 64, 4, ahead=True), Tile(64, 128, 4), Tile(64, 64, 10, ahead=True, rows=1)],
+    "prompts": [Tile(64, 128), Tile(64, 128, ahead=True)],
 }
 
 
@@ -78,7 +67,7 @@ def tile_for(
         tile = Tile(16, 16, warps=8)
     elif card in LARGE and heads > 32 and packed:
         wide = keys <= 128 or 2 * programs >= PROGRAMS
-        tile = Tile(64, 128 if wide else 64, ahead=card == 9)
+        tile = Tile(64, 128) if wide else Tile(64, 64, ahead=card == 9)
     elif card in LARGE and heads > 32:
         tile = Tile(64, 64, stages=4)
     else:

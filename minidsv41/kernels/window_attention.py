@@ -1,9 +1,9 @@
 """Attention over window rows alone, with a sink (`ops.window_attention`; layers without entries, and replay).
 
 Queries of a prompt are taken in runs that share their rows (window_runs.py); those that are few, or of many sequences,
-one a program (attention_split.py). In runs, read once: q, and 528 bytes an FP8 row and 16 queries; written once: the
+one a program (attention_split.py). In runs, read once: q, and 528 bytes an FP8 row and 32 queries; written once: the
 output, after the inverse rotation. 2 x 64 KB a query at 64 x 512 are the floor (126 us at 4,096 queries, 1,000 us at
-32,768); the products of 144 rows cost 19 MFLOP a query (113 us at 4,096 and 680 TFLOP/s).
+32,768); the products of 160 rows cost 21 MFLOP a query (126 us at 4,096 and 680 TFLOP/s).
 """
 
 from __future__ import annotations
@@ -18,21 +18,7 @@ from minidsv41.kernels.launch import native_fp8, require
 from minidsv41.kernels.window_runs import RunTile, by_run
 from minidsv41.ops.rows import Rows, Span
 
-TILES = {  # to be measured
-    "runs": [
-        RunTile(16, near=False),
-        RunTile(32),
-        RunTile(16, ahead=2),
-        RunTile(16, block=128, ahead=1),
-        RunTile(16, staged=True),
-        RunTile(16, ahead=3),
-        RunTile(16, block=128, ahead=2),
-        RunTile(32, staged=True),
-        RunTile(8),
-        RunTile(16),
-        RunTile(4),
-    ]
-}
+TILES = {"runs": [RunTile(32, ahead=2), RunTile(32), RunTile(16, ahead=2), RunTile(8)]}  # worth timing on a new card
 
 
 def run_tile_for(
@@ -41,8 +27,10 @@ def run_tile_for(
     """None where queries share too little, being few or of many sequences, and where memory is not as on Hopper."""
     if dtype == torch.float32 or heads < 64 or width != 512 or card != 9:
         return None
-    queries = min(16, tokens // max(128, 2 * sequences))
-    return RunTile(1 << (queries.bit_length() - 1)) if queries >= 4 else None
+    queries = min(32, tokens // max(128, 2 * sequences))
+    if queries < 4:
+        return None
+    return RunTile(1 << (queries.bit_length() - 1), ahead=2 if queries >= 16 else 4)
 
 
 def window_attention(

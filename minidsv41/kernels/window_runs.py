@@ -1,6 +1,6 @@
 """Runs of neighbouring queries of a sequence, which see almost the same window rows.
 
-A program takes 16 queries, decodes their 144 rows into shared memory once, and multiplies two queries at a time with
+A program takes 32 queries, decodes their 160 rows into shared memory once, and multiplies two queries at a time with
 them, each half of the warps its own. All keys of a query are there at once: its softmax is one pass, and the output
 leaves in blocks of dimensions, which need few registers; in their place half of the next queries is on its way. q and
 output do not pass shared memory (fragments.py): within the loop no thread waits for another.
@@ -36,7 +36,6 @@ class RunTile(NamedTuple):
     block: int = 64
     ahead: int = 4
     near: bool = True  # the next queries are brought into L2 before
-    staged: bool = False  # to be measured: q and output through shared memory
 
 
 def by_run(
@@ -44,10 +43,6 @@ def by_run(
     with_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Output [T, H, D] and lse [T, H], for arguments that have been checked."""
-    if tile.staged:
-        from minidsv41.kernels.window_staged import by_run as staged
-
-        return staged(q, window, sink, span, rotation, tile)
     tokens, heads, width = q.shape
     out = torch.empty_like(q)
     lse = torch.empty(tokens, heads, dtype=torch.float32, device=q.device) if with_lse else None

@@ -66,7 +66,7 @@ def test_released_widths_in_runs(device):
     x = Problem(
         [5], starts=[200], heads=64, width=512, window=128, page=64, dims=64, dtype=torch.bfloat16, device=device
     )
-    out = answer(x, RunTile(16), rotation=x.float_rotation())
+    out = answer(x, RunTile(32, ahead=2), rotation=x.float_rotation())
     assert distance(out, x.turned_back(x.exact(entries=False)[0])) < TOLERANCE[torch.bfloat16]
 
 
@@ -86,7 +86,7 @@ def test_every_element_is_written(monkeypatch, device):
 
 
 def test_runs_are_for_prompts():
-    assert run_tile_for(4096, 64, 512, 1, torch.bfloat16) == RunTile(16)
+    assert run_tile_for(4096, 64, 512, 1, torch.bfloat16) == RunTile(32, ahead=2)
     assert run_tile_for(1024, 64, 512, 1, torch.bfloat16) == RunTile(8)
     assert run_tile_for(1024, 64, 512, 1024, torch.bfloat16) is None
     assert run_tile_for(128, 64, 512, 1, torch.bfloat16) is None
@@ -98,7 +98,7 @@ def test_only_shapes_decide_what_is_launched():
         for specimen in SPECIMENS.values():
             specimen()
     assert [call.kernel.__name__ for call in launches] == ["runs", "by_query"]
-    assert launches[0].grid == (256, 1)
+    assert launches[0].grid == (128, 1)
 
 
 def test_what_is_not_supported_is_refused():
