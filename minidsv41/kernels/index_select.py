@@ -41,46 +41,33 @@ class Tile(NamedTuple):
     segment: int
     step: int = 1024
     programs: int = 528
-    stretch: int = 1024
+    stretch: int = 512
     warps: int = 4
-    stages: int = 7  # two levels of loads: the page table, then the keys
+    stages: int = 5  # two levels of loads: the page table, then the keys
     registers: int | None = None
-    cut: Cut = Cut()
+    cut: Cut = Cut(8192)  # of candidates; block maxima are cut as Cut() says
 
 
-def select_tile(length: int, k: int, dtype: torch.dtype, *, packed: bool, pool: bool) -> Tile:
+def select_tile(length: int, k: int, dtype: torch.dtype, *, pool: bool) -> Tile:
     """For `length` queries a sequence (each with a pool of its own, if `pool`)."""
-    stages = 7 if packed else 5
     capacity = max(2048, triton.next_power_of_2(4 * k))
+    segment, cut = capacity // 2, Cut(max(8192, triton.next_power_of_2(2 * k)))
     if dtype == torch.float32:
-        return Tile(1, 64, capacity, capacity // 2, stages=1)
+        return Tile(1, 64, capacity, segment, stages=1, cut=cut)
     if length == 1 or pool:
-        return Tile(1, 128, capacity, capacity // 2, stages=stages, registers=128)
-    return Tile(4, 64, capacity, capacity // 2, programs=264, stages=stages)
+        return Tile(1, 128, capacity, segment, registers=128, cut=cut)
+    if length < 20 and length % 4 in (1, 2):  # four at a time would leave too many places empty
+        return Tile(2, 64, capacity, segment, programs=396, registers=168, cut=cut)
+    return Tile(4, 64, capacity, segment, programs=264, cut=cut)
 
 
 ONE, SEVERAL = Tile(1, 128, 2048, 1024, registers=128), Tile(4, 64, 2048, 1024, programs=264)
-TILES = {  # to be measured
-    "one query": [
-        ONE,
-        ONE._replace(stretch=512),
-        ONE._replace(stretch=2048),
-        ONE._replace(capacity=4096, segment=2048),
-        ONE._replace(keys=256, warps=8, programs=264),
-        ONE._replace(keys=256, warps=8, programs=264, capacity=4096, segment=2048),
-        ONE._replace(programs=660, registers=96),
-        ONE._replace(stages=5),
-        ONE._replace(cut=Cut(8192)),
-        ONE._replace(cut=Cut(step=4096)),
-        ONE._replace(cut=Cut(warps=8)),
-    ],
+TILES = {  # what a sweep tries beside what is chosen
+    "one query": [ONE, ONE._replace(stages=7), ONE._replace(keys=256, warps=8, programs=264), ONE._replace(cut=Cut())],
     "several queries": [
         SEVERAL,
-        SEVERAL._replace(capacity=4096, segment=2048),
+        SEVERAL._replace(stages=7),
         SEVERAL._replace(keys=128),
-        SEVERAL._replace(keys=128, warps=8, programs=132),
-        SEVERAL._replace(keys=128, warps=8, programs=132, capacity=4096, segment=2048),
-        SEVERAL._replace(rows=2, keys=128),
         SEVERAL._replace(rows=2, programs=396, registers=168),
     ],
 }
@@ -113,7 +100,7 @@ def plan(sequences: int, length: int, n: int, k: int, pool: PoolSize | None, til
     row = parts * tile.capacity * 8 + cut_bytes(parts * k, k, tile.cut)
     if pool:
         blocks = triton.cdiv(n, pool.size)
-        row += blocks * 4 + cut_bytes(blocks, pool.blocks, tile.cut)
+        row += blocks * 4 + cut_bytes(blocks, pool.blocks, Cut())
     step = max(1, min(groups, WORKSPACE // (row * tile.rows)))
     return Plan(parts, step, step * tile.rows * row)
 
@@ -160,7 +147,7 @@ def index_select(
     Scores are summed in float32. Keys plain (of q's dtype) or packed as `formats.INDEX`. Raises Unsupported.
     """
     longest = max(batch.lengths, default=0)
-    tile = tile or select_tile(longest, k, q.dtype, packed=keys.format is not None, pool=isinstance(pool, Pool))
+    tile = tile or select_tile(longest, k, q.dtype, pool=isinstance(pool, Pool))
     check(q, keys, pool, tile, k)
     visible = visible.contiguous()
     topk = torch.empty(len(q), k, dtype=torch.int64, device=q.device)
@@ -185,7 +172,7 @@ def index_select(
                     blocks,
                     rowset,
                     run=maxima.shape[2],
-                    cut=tile.cut,
+                    cut=Cut(),
                     visible=visible,
                     size=size.size,
                 )
@@ -255,7 +242,7 @@ def specimen(
         pool = Pool(made(rows, *pool.blocks.shape[1:], dtype=torch.int64), pool.size)
     batch = Batch(made(rows, dtype=torch.int64), (0,) * len(lengths), lengths)
     q, w, visible = made(rows, heads, width), made(rows, heads), made(rows, dtype=torch.int64)
-    tile = select_tile(max(lengths), k, dtype, packed=packed, pool=isinstance(pool, Pool))
+    tile = select_tile(max(lengths), k, dtype, pool=isinstance(pool, Pool))
     return partial(index_select, q, w, keys, visible, k, pool, batch=batch, n=n), batch, tile
 
 
