@@ -8,7 +8,7 @@ all of y: y waits where x will be, and is read back from L2, the last first, by 
 make several programs share the channels of a tile, by a second kernel, `finish`. Sinkhorn runs in registers.
 
 Bytes a token, width C, bf16: X 8C + F 2C in, X' 8C + x 2C out: 102,400 at C = 5,120; y comes back from L2 (2C). Device
-memory limits it from about 2,000 tokens on, and below that the time of two launches.
+memory limits it from about 2,000 tokens on, below that the time of two launches, of which the second starts early.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from minidsv41.kernels.launch import dot_type, launch, require, starts_early
 from minidsv41.kernels.predictor import pack, product
 from minidsv41.kernels.seam_backward import seam_backward
 from minidsv41.kernels.sinkhorn import mixed
-from minidsv41.kernels.streams import fetch, fetch_streams, four, narrow, normalise, streams, summed, updated, wide
+from minidsv41.kernels.streams import four, narrow, normalise, streams, summed, updated, wide
 from minidsv41.ops.seam import Next
 
 KEPT = 32  # float32 numbers kept of each token: 24 products, sum of squares of X', sum of squares of y
@@ -36,8 +36,6 @@ class Tile(NamedTuple):
 
     packed: a small kernel parts the weights beforehand, instead of every program. finish: tokens for one of `finish`.
     early: `cross` after that small kernel, and `finish` after `cross`, start before the one before has ended.
-    ahead: so many blocks of channels before they are loaded, streams are fetched into L2; 0: they are not.
-    registers: at most so many for a thread.
     """
 
     tokens: int
@@ -48,40 +46,6 @@ class Tile(NamedTuple):
     stages: int = 3
     finish: int = 1
     early: bool = True
-    ahead: int = 0
-    registers: int | None = None
-
-
-FEW, MANY = Tile(16, splits=80, warps=4, stages=2), Tile(32, packed=True, finish=4, early=False)
-TILES = {
-    "few tokens": [
-        *(FEW._replace(stages=s, early=e) for s, e in ((2, True), (2, False), (1, True))),
-        *(FEW._replace(channels=32, splits=160, stages=s) for s in (2, 1)),
-        FEW._replace(warps=8),
-        FEW._replace(stages=1, finish=2),
-        Tile(32, splits=80, stages=2, finish=2),
-        *(Tile(32, splits=80, warps=4, stages=1, finish=2, early=e) for e in (True, False)),
-        *(Tile(32, splits=80, stages=1, finish=f) for f in (2, 4)),
-        Tile(32, 32, splits=160, warps=4, stages=1, finish=2),
-        Tile(32, splits=40, stages=2, finish=2),
-        *(FEW._replace(splits=n, finish=2) for n in (40, 27)),
-        Tile(64, splits=80, stages=1, finish=2),
-        *(Tile(64, 32, splits=80, stages=s, finish=2) for s in (1, 2)),
-        Tile(64, splits=80, packed=True, stages=1, finish=2),
-    ],
-    "many tokens": [
-        *(MANY._replace(stages=s, ahead=a) for s, a in ((4, 0), (4, 6), (3, 4))),
-        MANY._replace(stages=4, early=True, ahead=6),
-        *(MANY._replace(tokens=64, splits=n, ahead=a) for n, a in ((1, 0), (1, 4), (2, 0), (2, 4))),
-        *(MANY._replace(tokens=64, splits=n, warps=16, ahead=4) for n in (1, 2)),
-        *(MANY._replace(tokens=64, channels=32, splits=n, ahead=6, registers=128) for n in (1, 2, 4)),
-        *(MANY._replace(splits=n, stages=2, ahead=3, registers=128) for n in (1, 2, 4)),
-        *(MANY._replace(channels=32, splits=n, warps=4, stages=4, ahead=6) for n in (1, 2)),
-        *(MANY._replace(tokens=128, channels=32, splits=n, warps=16) for n in (1, 4)),
-        *(MANY._replace(splits=n, stages=s, ahead=6) for n, s in ((2, 4), (8, 3))),
-        MANY._replace(packed=False, splits=8),
-    ],
-}
 
 
 def tile_for(tokens: int, width: int, dtype: torch.dtype) -> Tile:
@@ -90,14 +54,15 @@ def tile_for(tokens: int, width: int, dtype: torch.dtype) -> Tile:
         return Tile(16, 32, 1 if tokens > 2048 else min(8, triton.cdiv(width, 32)), warps=4, stages=1)
     blocks = triton.cdiv(width, 64)
     if tokens <= 16:
-        return FEW._replace(splits=blocks)
+        return Tile(16, splits=blocks, warps=4, stages=1)
+    if tokens <= 64:
+        return Tile(32, splits=blocks, stages=1, finish=2)
     if tokens <= 128:
-        warps, stages = (8, 2) if tokens <= 32 else (4, 1)
-        return Tile(32, splits=blocks, warps=warps, stages=stages, finish=2, early=tokens <= 32)
+        return Tile(64, 32, splits=blocks, stages=1, finish=4)
     if tokens > 8192:
-        return MANY._replace(tokens=64)
+        return Tile(64, packed=True, early=False)
     splits = max(1, min(128 // triton.cdiv(tokens, 32), blocks))
-    return MANY._replace(splits=splits, stages=3 if tokens <= 512 else 4)
+    return Tile(32, splits=splits, packed=True, stages=3 if tokens <= 512 else 4, finish=4, early=False)
 
 
 def seam(
@@ -172,8 +137,7 @@ def crossed(X, F, pre, post, comb, into: Next, *, tile: Tile | None = None, mix:
     tokens, _, width = X.shape
     tile = tile or tile_for(tokens, width, X.dtype)
     empty = dict(dtype=torch.float32, device=X.device)
-    new = X if F is None else torch.empty_like(X)
-    x = X.new_empty(tokens, width)
+    new, x = X if F is None else torch.empty_like(X), X.new_empty(tokens, width)
     out = dict(out_pre=torch.empty(tokens, 4, **empty), out_post=torch.empty(tokens, 4, **empty))
     out["out_comb"] = torch.empty(tokens, 4, 4, **empty)
     kept = torch.empty(tokens, KEPT, **empty)
@@ -186,16 +150,11 @@ def crossed(X, F, pre, post, comb, into: Next, *, tile: Tile | None = None, mix:
         cross,
         (triton.cdiv(tokens, tile.tokens), tile.splits),
         **dict(X=X, F=F, pre=pre, post=post, comb=comb, fn=pack(into.fn) if packed else into.fn, new=new, parts=parts),
-        **dict(SPLITS=tile.splits, M=tile.tokens, BLOCK=tile.channels, PACKED=packed, SPLIT=split, AHEAD=tile.ahead),
-        **dict(
-            KEEP="evict_first" if tile.splits == 1 else "",
-            DOT=dot_type(X.dtype),
-            PRECISION="tf32" if split else "ieee",
-            **last,
-        ),
+        **dict(SPLITS=tile.splits, M=tile.tokens, BLOCK=tile.channels, PACKED=packed, SPLIT=split),
+        **dict(KEEP="evict_first" if tile.splits == 1 else "", DOT=dot_type(X.dtype), **last),
+        PRECISION="tf32" if split else "ieee",
         num_warps=tile.warps,
         num_stages=tile.stages,
-        maxnreg=tile.registers,
         early=early and packed,
     )
     if tile.splits > 1:
@@ -216,13 +175,12 @@ def cross(
     X, F, pre, post, comb, fn, new, parts, x, norm, base, scale, out_pre, out_post, out_comb, T, eps, hc_eps,
     C: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, SPLIT: tl.constexpr,
     PACKED: tl.constexpr, MIX: tl.constexpr, ITERS: tl.constexpr, KEEP: tl.constexpr, DOT: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr, AHEAD: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
-        if PACKED:
-            tl.extra.cuda.gdc_wait()  # for the weights
-        if SPLITS > 1:
-            tl.extra.cuda.gdc_launch_dependents()
+    if PDL and PACKED:
+        tl.extra.cuda.gdc_wait()  # for the weights
+    if PDL and SPLITS > 1:
+        tl.extra.cuda.gdc_launch_dependents()
     TYPE: tl.constexpr = X.dtype.element_ty
     ROWS: tl.constexpr = 64 if SPLIT else 32
     PART: tl.constexpr = tl.cdiv(tl.cdiv(C, BLOCK), SPLITS) * BLOCK
@@ -240,15 +198,9 @@ def cross(
         c = c0 + tl.arange(0, BLOCK)
         inside = live[:, None] & (c < C)[None, :]
         at = row[:, None] * (4 * C) + c[None, :]
-        if AHEAD > 0:
-            ahead = tl.minimum(row, T - 1)[:, None]
-            then = tl.minimum(c0 + AHEAD * BLOCK + tl.arange(0, BLOCK // 8) * 8, C - 1)[None, :]
-            fetch_streams(X + ahead * (4 * C) + then, C)
         n = streams(X + at, inside, C, KEEP)
         s = n
         if F is not None:
-            if AHEAD > 0:
-                fetch(F + ahead * C + then)
             f = tl.load(F + row[:, None] * C + c[None, :], inside, other=0.0).to(tl.float32)
             n = updated(o, to0, to1, to2, to3, f, s, TYPE)
             tl.store(new + at, n[0], inside, eviction_policy=KEEP)

@@ -9,7 +9,8 @@ sums over tokens by tensor cores, in float32 parts. `added_up` ends all sums ove
 
 Bytes a token at best, width C, bf16: X 8C + F 2C + gradients of X' 8C and of x 2C in, gradients of X 8C and F 2C out:
 30C, 153,600 at C = 5,120. Here also x 2C, its gradient once more 2C, X' 8C, sums of the norm 2C: 44C, 1.5 times that.
-Latency limits `streams_backward` (8 warps of 240 registers), so that it asks L2 for its next step while it computes.
+Latency limits `streams_backward` (245 registers: 8 warps on a multiprocessor), so it asks L2 for its next step while it
+computes.
 """
 
 from __future__ import annotations
@@ -34,18 +35,16 @@ class Tile(NamedTuple):
     """tokens, channels: what a program of `streams_backward` takes at once; dots: tokens of `row_products`.
 
     groups: parts that `weights_backward` splits the tokens into; columns, depth: its columns and tokens at once.
-    ahead: what the next step of `streams_backward` loads is fetched into L2 a step before.
     """
 
-    tokens: int = 32
+    tokens: int = 16
     channels: int = 64
-    warps: int = 8
+    warps: int = 4
     stages: int = 1
     dots: int = 4
     groups: int = 3
     columns: int = 128
     depth: int = 32
-    ahead: bool = True
 
 
 class Gradients(NamedTuple):
@@ -60,22 +59,10 @@ class Gradients(NamedTuple):
     norm: Tensor
 
 
-TILES = {
-    "many tokens": [
-        *(Tile(stages=s, ahead=a) for s, a in ((1, True), (2, True), (1, False))),
-        *(Tile(groups=g, columns=c, depth=d) for g, c, d in ((2, 128, 64), (5, 256, 32), (3, 256, 32), (4, 64, 64))),
-        *(Tile(dots=d) for d in (2, 8)),
-        Tile(64, 32, 8),
-        Tile(16, 64, 4),
-        Tile(64, 64, 16),
-    ]
-}
-
-
-def tile_for(tokens: int, dtype: torch.dtype) -> Tile:
+def tile_for(dtype: torch.dtype) -> Tile:
     if dtype == torch.float32:
         return Tile(16, 32, 4, 1, columns=64, depth=32)
-    return Tile(32, warps=8) if tokens > 2048 else Tile(16, warps=4)
+    return Tile()
 
 
 def seam_backward(
@@ -97,7 +84,7 @@ def seam_backward(
     All contiguous. kept: what the seam kept of each token; d_new None where F is: then X's gradient lacks that of X'.
     """
     tokens, _, width = new.shape
-    tile = tile or tile_for(tokens, new.dtype)
+    tile = tile or tile_for(new.dtype)
     empty = dict(dtype=torch.float32, device=new.device)
     given, sums, packed = coefficient_gradients(d_x, d_pre, d_post, d_comb, into, x, kept, tile.dots)
     X, F, pre, post, comb = inputs
@@ -110,7 +97,7 @@ def seam_backward(
         (tiles,),
         **dict(X=X, F=F, pre=pre, post=post, comb=comb, fn=into.fn, norm=into.norm, d_new=d_new, d_x=d_x, given=given),
         **dict(zip(("out_X", "out_F", "out_pre", "out_post", "out_comb"), out, strict=True), d_norm=parts, T=tokens),
-        **dict(warp_sums=warp_sums, C=width, M=tile.tokens, BLOCK=tile.channels, AHEAD=tile.ahead),
+        **dict(warp_sums=warp_sums, C=width, M=tile.tokens, BLOCK=tile.channels),
         PRECISION="ieee" if new.dtype == torch.float32 else "tf32",
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -144,7 +131,6 @@ def store_streams(to, x, inside, C: tl.constexpr):
 def streams_backward(
     X, F, pre, post, comb, fn, norm, d_new, d_x, given, out_X, out_F, out_pre, out_post, out_comb, warp_sums, d_norm, T,
     C: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
-    AHEAD: tl.constexpr,
 ):  # fmt: skip
     TYPE: tl.constexpr = X.dtype.element_ty
     token, k = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, 32)
@@ -166,7 +152,7 @@ def streams_backward(
         c = c0 + tl.arange(0, BLOCK)
         inside = live[:, None] & (c < C)[None, :]
         at, narrow_at = row[:, None] * (4 * C) + c[None, :], row[:, None] * C + c[None, :]
-        if AHEAD and F is not None:
+        if F is not None:
             ahead = tl.minimum(row, T - 1)[:, None]
             then = tl.minimum(c0 + BLOCK + tl.arange(0, BLOCK // 8) * 8, C - 1)[None, :]
             fetch_streams(X + ahead * (4 * C) + then, C)

@@ -94,7 +94,6 @@ def test_float32_results_and_gradients_are_those_of_the_plain_twin_in_float64(ca
 PAIRS = {
     "weights parted by every program": (19, 128, True, WIDE),
     "weights parted beforehand": (19, 128, True, WIDE._replace(packed=True)),
-    "fetched ahead, the last block from before its end": (19, 80, True, WIDE._replace(ahead=2)),
     "each kernel starts early": (19, 128, True, WIDE._replace(splits=2, packed=True, early=True)),
     "streams up to date, in parts": (19, 128, False, WIDE._replace(splits=2, packed=True, finish=16)),
 }
@@ -125,7 +124,7 @@ def test_backward_in_other_tiles_gives_the_same(device, generator):
     out = file.crossed(*given, into, tile=WIDE)
     tiles = (
         BackTile(16, 64, 4, groups=1, dots=16, depth=16, columns=64),
-        BackTile(32, 64, 8, groups=3, dots=2, ahead=False),
+        BackTile(32, 64, 8, groups=3, dots=2),
     )
     with poisoned():
         a, b = (seam_backward(*grads, tuple(given), into, out.new, out.x, out.kept, tile=t) for t in tiles)
