@@ -37,7 +37,7 @@ def widened(x, TYPE: tl.constexpr):
     if INTERPRETED or tl.float32 == TYPE:
         return x.to(tl.float32)
     return tl.inline_asm_elementwise(  # one instruction each, where `x.to` takes two for every second one
-        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [x], tl.float32, True, 2
+        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=&r,=r,r", [x], tl.float32, True, 2
     )
 
 
@@ -55,6 +55,16 @@ def reciprocal(x):
     if INTERPRETED:
         return 1.0 / x
     return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=r,r", [x], tl.float32, True, 1)
+
+
+@triton.jit
+def together(codes):
+    """E4M3 codes, just converted, as parts of words of four, for all that follows.
+
+    ptxas 12.8 and 12.9 convert two pairs into one register where they are stored as a word, and lose the first pair
+    for any other use: it was decoded from a register that nobody had written.
+    """
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [codes], tl.uint8, True, 4)
 
 
 @triton.jit
@@ -116,7 +126,7 @@ def packed(x, GROUP: tl.constexpr, FORM: tl.constexpr, TYPE: tl.constexpr, FP8: 
     largest = tl.max(tl.abs(x).reshape(M, WIDE // GROUP, GROUP), 2)
     scale = over(tl.maximum(largest, FLOOR, propagate_nan=tl.PropagateNan.ALL), LARGEST)  # NaN if not finite
     if FORM == "main":
-        scales = scale.to(tl.float8e4nv).to(tl.uint8, bitcast=True) if FP8 else e4m3_encode(scale, FP8)
+        scales = together(scale.to(tl.float8e4nv).to(tl.uint8, bitcast=True)) if FP8 else e4m3_encode(scale, FP8)
         inverse = reciprocal(e4m3_decode(scales, FP8).to(tl.float32))
     else:
         scales = ue8m0_encode(scale)
