@@ -2,8 +2,10 @@
 
 `read`: a program takes some table rows, 264 B each (E4M3 codes and 8 scales), and writes 512 B of bfloat16. With
 n-grams given it hashes too, in 64-bit integers; division by a prime is a product with its inverse. From device memory
-that is 776 B a row, 18 us at 4,096 tokens of 24 rows. From pinned host memory the link limits it (472 us at 55 GB/s):
-there a few programs keep loads under way and leave the processors to others.
+that is 776 B a row, 18 us at 4,096 tokens of 24 rows. From pinned host memory the link would take 472 us at its
+55 GB/s, which it has for streams; short requests to places all over the table are answered slower, 26 bytes a ns at
+best: when they are in the order of their addresses, and few are under way. More programs do not help, nor do pages of
+2 MB on the host, nor leaving the scales out.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ class Tile(NamedTuple):
     """Table rows of a step, warps; at most `programs` (0: one for each step), `stages` of loads under way in each.
 
     by_column: all tokens of a column before the next, so that for a while addresses lie in one part of the table.
-    ordered: all rows in the order of their addresses, so that neighbours share what translates these.
+    ordered: all rows in the order of their addresses, which have to be sorted first.
     """
 
     rows: int = 32
@@ -34,28 +36,23 @@ class Tile(NamedTuple):
     stages: int = 1
     by_column: bool = False
     ordered: bool = False
-    scaled: bool = True  # whether scales are read at all: to see what they cost
 
 
 TILES = {
     "over the link": [
         *(Tile(64, 8, programs, 2, ordered=True) for programs in (16, 32, 64, 132)),
-        *(Tile(16, 2, programs, 2, ordered=True) for programs in (132, 528)),
-        *(Tile(rows, 1, 0, 1, ordered=True) for rows in (2, 8, 16)),
-        *(Tile(64, 8, programs, 2, by_column=True) for programs in (16, 32, 64, 132)),
-        *(Tile(rows, 1, 0, 1, by_column=True) for rows in (2, 8)),
-        Tile(64, 8, 64, 2),
-        Tile(8, 1, 0, 1),
-        Tile(64, 8, 64, 2, by_column=True, scaled=False),
-        Tile(64, 8, 64, 2, ordered=True, scaled=False),
+        *(Tile(64, 8, programs, 2, by_column=True) for programs in (32, 64)),
     ]
 }
+SORTED = 1 << 14  # rows from which on their order gains more than it costs: some 4 ns a row, against 50 us for a sort
 
 
-def tile_of(table: Table, device: torch.device) -> Tile:
-    """Everything at once from the device's own memory; over the link 64 programs, which leave it little to wait for."""
+def tile_of(table: Table, device: torch.device, rows: int) -> Tile:
+    """Everything at once from the device's own memory; over the link a few programs, and many rows in order."""
     if table.codes.device == device:
         return Tile()
+    if rows >= SORTED:
+        return Tile(rows=64, warps=8, programs=32, stages=2, ordered=True)
     return Tile(rows=64, warps=8, programs=64, stages=2, by_column=True)
 
 
@@ -82,7 +79,7 @@ def hashed(
 def read(
     ids, order, codes, scales, out, multipliers, primes, offsets, inverses, pad, T, steps, stride,
     K: tl.constexpr, N: tl.constexpr, HEADS: tl.constexpr, W: tl.constexpr, ROWS: tl.constexpr,
-    BY_COLUMN: tl.constexpr, STAGES: tl.constexpr, SCALED: tl.constexpr, FP8: tl.constexpr,
+    BY_COLUMN: tl.constexpr, STAGES: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     w, g = tl.arange(0, W), tl.arange(0, W // 32)
     for step in tl.range(tl.program_id(0), steps, stride, num_stages=STAGES):
@@ -100,7 +97,7 @@ def read(
             else:
                 row = tl.load(ids + place, live, 0)
         code = tl.load(codes + row[:, None] * W + w[None, :], live[:, None], 0)
-        scale = tl.load(scales + (row[:, None] if SCALED else 0) * (W // 32) + g[None, :], live[:, None], 127)
+        scale = tl.load(scales + row[:, None] * (W // 32) + g[None, :], live[:, None], 127)
         value = e4m3_decode(code, FP8).to(tl.float32).reshape(ROWS, W // 32, 32)
         value = (value * ue8m0_decode(scale)[:, :, None]).reshape(ROWS, W)
         tl.store(out + place[:, None] * W + w[None, :], value.to(out.dtype.element_ty), live[:, None])
@@ -121,7 +118,7 @@ def engram_read(
     check(ids, table, hash, dtype)
     out = torch.empty(T, K * W, dtype=dtype, device=ids.device) if out is None else out
     require(out.shape == (T, K * W) and out.is_contiguous(), f"out {tuple(out.shape)}: allowed is {(T, K * W)}")
-    tile = tile or tile_of(table, ids.device)
+    tile = tile or tile_of(table, ids.device, T * K)
     steps = triton.cdiv(T * K, tile.rows)
     programs = min(steps, tile.programs or steps)
     own = hash._asdict() if hash is not None else dict.fromkeys(Hash._fields)
@@ -133,7 +130,7 @@ def engram_read(
         multipliers=own["multipliers"], primes=own["primes"], offsets=own["offsets"], inverses=own["inverses"],
         pad=own["pad"] or 0, T=T, steps=steps, stride=programs, K=K,
         N=0 if hash is None or tile.ordered else width, HEADS=own["heads"] or 1, W=W, ROWS=tile.rows,
-        BY_COLUMN=tile.by_column, STAGES=tile.stages, SCALED=tile.scaled, FP8=native_fp8(ids.device),
+        BY_COLUMN=tile.by_column, STAGES=tile.stages, FP8=native_fp8(ids.device),
         num_warps=tile.warps,
     )  # fmt: skip
     return out
@@ -210,5 +207,6 @@ def specimen(T: int = 4096, K: int = 24, W: int = 256, *, N: int = 0, tile: Tile
 SPECIMENS = {
     "rows": specimen,
     "grams": lambda: specimen(N=4),
-    "link": lambda: specimen(tile=Tile(64, 8, 64, 2, True)),
+    "link": lambda: specimen(tile=Tile(64, 8, 64, 2, by_column=True)),
+    "ordered": lambda: specimen(tile=Tile(64, 8, 32, 2, ordered=True)),
 }

@@ -9,8 +9,7 @@ Tables here have one head's share of the released rows, 2**24, cut in 24 parts, 
 
 from __future__ import annotations
 
-import mmap
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -18,19 +17,17 @@ from torch import Tensor
 from minidsv41.kernels.bench.case import Case, Contest
 from minidsv41.kernels.engram import engram_read
 from minidsv41.kernels.gate import engram_gate
-from minidsv41.kernels.launch import require
 from minidsv41.ops import engram as ops
 from minidsv41.ops.engram import Table
 
 EPS = 1e-20
 ROWS = 1 << 24
 K, W, N, C = 24, 256, 4, 5120
-LARGE = 2 << 20  # bytes of a large page
 PIECE = 1024  # tokens that a reference computes at once
 
 
 def read_case(T: int, target_us: float | None = None, *, where: str = "device", K: int = K, W: int = W, rows=ROWS):
-    """where: device, host, or "large host", in pages of 2 MB if the system has them."""
+    """where: device or host."""
     moved = T * K * (W + W // 32 + 2 * W) if where == "device" else T * K * 2 * W
     build = partial(read_contest, T, K, W, rows, where)
     return Case("engram_read", f"{where} table T={T:,}", moved, 0, target_us, build)
@@ -97,22 +94,7 @@ def table(rows: int, W: int, where: str, device: torch.device) -> Table:
     if where == "device":
         return own
     on = dict(dtype=torch.uint8, pin_memory=device.type == "cuda")
-    room = partial(in_large_pages, device=device) if where == "large host" else partial(torch.empty, **on)
-    return Table(*(room(t.shape).copy_(t) for t in own))
-
-
-@cache  # never given back, since it stays pinned
-def in_large_pages(shape: torch.Size, device: torch.device) -> Tensor:
-    """Uninitialised bytes on the host which the GPU may read; the system is asked for pages of 2 MB."""
-    size = shape.numel()
-    memory = mmap.mmap(-1, size + LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    room = torch.frombuffer(memory, dtype=torch.uint8)
-    room = room[-room.data_ptr() % LARGE :][:size].fill_(0)  # which gets the pages
-    if device.type == "cuda":
-        status = torch.cuda.cudart().cudaHostRegister(room.data_ptr(), size, 0)
-        require(int(status) == 0, f"{size} bytes: they cannot be pinned, {status}")
-    return room.view(shape)
+    return Table(*(torch.empty(t.shape, **on).copy_(t) for t in own))
 
 
 def places(T: int, K: int, rows: int, device: torch.device, seed: int) -> Tensor:
@@ -173,5 +155,4 @@ CASES = [
     read_case(32, where="host"),
     read_case(128, where="host"),
     read_case(4096, 700.0, where="host"),
-    read_case(4096, where="large host"),
 ]
