@@ -80,11 +80,13 @@ def packed_planes(words, scales, rows, D: tl.constexpr, DOT: tl.constexpr, ASM: 
     """Keys at `rows` [N] as four planes [N, D / 4], divided by 2**LIFT if ASM; W words, 16 at least, W / 4 scales.
 
     Planes of less than 32 columns are multiplied wrongly by triton 3.6: a thread's words are eight columns of an
-    operand there, and four threads side by side take 32 of them, of which a narrower one has too few.
+    operand there, and four threads side by side take 32 of them, of which a narrower one has too few. A load of less
+    than 4 bytes a thread is not fetched ahead: few scales are read more than once instead.
     """
     N: tl.constexpr = rows.shape[0]
     W: tl.constexpr = max(16, triton.next_power_of_2(D // 8))
-    word, group = tl.arange(0, W), tl.arange(0, W // 4)
+    COPIES: tl.constexpr = min(4, max(1, 512 // (N * W // 4)))  # so that 4 warps have 4 bytes of scales a thread
+    word, group = tl.arange(0, W), tl.arange(0, COPIES * W // 4) % (W // 4)
     where, scale_where = rows[:, None] * (D // 8) + word[None, :], rows[:, None] * (D // 32) + group[None, :]
     if W * 8 == D:
         x, scale = tl.load(words + where), tl.load(scales + scale_where)
@@ -94,14 +96,14 @@ def packed_planes(words, scales, rows, D: tl.constexpr, DOT: tl.constexpr, ASM: 
     x = x.reshape(N, W // 4, 4).permute(0, 2, 1).reshape(N, W)  # a thread's words are then neighbours, of one scale
     if ASM:
         factor = planes_factor(scale)
-        factor = tl.broadcast_to(factor[:, None, :], (N, 4, W // 4)).reshape(N, W)
+        factor = tl.broadcast_to(factor[:, None, :], (N, 4 // COPIES, COPIES * W // 4)).reshape(N, W)
         a0, a4, a1, a5, a2, a6, a3, a7 = tl.inline_asm_elementwise(
             PLANES, "=h,=h,=h,=h,=h,=h,=h,=h,r,r", [x, factor], dtype=(tl.bfloat16,) * 8, is_pure=True, pack=1
         )
         return side_by_side(a0, a4), side_by_side(a1, a5), side_by_side(a2, a6), side_by_side(a3, a7)
     else:
         factor = ue8m0_decode(scale)
-        factor = tl.broadcast_to(factor[:, None, :], (N, 4, W // 4)).reshape(N, W)
+        factor = tl.broadcast_to(factor[:, None, :], (N, 4 // COPIES, COPIES * W // 4)).reshape(N, W)
         a, b = plane(x & 15, (x >> 16) & 15, factor, DOT), plane((x >> 4) & 15, (x >> 20) & 15, factor, DOT)
         c, d = plane((x >> 8) & 15, (x >> 24) & 15, factor, DOT), plane((x >> 12) & 15, (x >> 28) & 15, factor, DOT)
         return a, b, c, d
