@@ -76,12 +76,18 @@ def side_by_side(low, high):
 
 
 @triton.jit
-def packed_planes(words, scales, rows, D: tl.constexpr, DOT: tl.constexpr, ASM: tl.constexpr):
-    """Keys at `rows` [N] as four planes [N, D / 4], divided by 2**LIFT if ASM; W words, 16 at least, W / 4 scales.
+def beside(left, right):
+    """[N, C] twice -> [N, 2 * C], without a value that changes its thread."""
+    return tl.join(left, right).permute(0, 2, 1).reshape(left.shape[0], 2 * left.shape[1])
 
-    Planes of less than 32 columns are multiplied wrongly by triton 3.6: a thread's words are eight columns of an
-    operand there, and four threads side by side take 32 of them, of which a narrower one has too few. A load of less
-    than 4 bytes a thread is not fetched ahead: few scales are read more than once instead.
+
+@triton.jit
+def packed_planes(words, scales, rows, D: tl.constexpr, DOT: tl.constexpr, ASM: tl.constexpr):
+    """Keys at `rows` [N] as planes 0, 1 and 2, 3 side by side, [N, 4 * W] twice, divided by 2**LIFT if ASM.
+
+    W: words, 16 at least: planes of less than 32 columns are multiplied wrongly by triton 3.6, where a thread's words
+    are eight columns of an operand, and four threads side by side take 32 of them. A load of less than 4 bytes a thread
+    is not fetched ahead: few scales are read more than once instead.
     """
     N: tl.constexpr = rows.shape[0]
     W: tl.constexpr = max(16, triton.next_power_of_2(D // 8))
@@ -100,25 +106,28 @@ def packed_planes(words, scales, rows, D: tl.constexpr, DOT: tl.constexpr, ASM: 
         a0, a4, a1, a5, a2, a6, a3, a7 = tl.inline_asm_elementwise(
             PLANES, "=h,=h,=h,=h,=h,=h,=h,=h,r,r", [x, factor], dtype=(tl.bfloat16,) * 8, is_pure=True, pack=1
         )
-        return side_by_side(a0, a4), side_by_side(a1, a5), side_by_side(a2, a6), side_by_side(a3, a7)
+        a, b, c, d = side_by_side(a0, a4), side_by_side(a1, a5), side_by_side(a2, a6), side_by_side(a3, a7)
     else:
         factor = ue8m0_decode(scale)
         factor = tl.broadcast_to(factor[:, None, :], (N, 4 // COPIES, COPIES * W // 4)).reshape(N, W)
         a, b = plane(x & 15, (x >> 16) & 15, factor, DOT), plane((x >> 4) & 15, (x >> 20) & 15, factor, DOT)
         c, d = plane((x >> 8) & 15, (x >> 24) & 15, factor, DOT), plane((x >> 12) & 15, (x >> 28) & 15, factor, DOT)
-        return a, b, c, d
+    return beside(a, b), beside(c, d)
 
 
 @triton.jit
 def query_planes(q):
-    """q [Q, 8 * W], columns as stored -> its four planes, [2 * W, Q] each, in the order of `packed_planes`."""
+    """q [Q, 8 * W], columns as stored -> in the order of `packed_planes`."""
     Q: tl.constexpr = q.shape[0]
     W: tl.constexpr = q.shape[1] // 8
-    x = q.reshape(Q, W // 4, 4, 2, 2, 2)  # scale group, word in it, code // 4, code // 2 % 2, code % 2
-    even, odd = x.permute(0, 2, 1, 3, 4, 5).reshape(Q, 2 * W, 2, 2).split()
-    q0, q2 = even.split()
-    q1, q3 = odd.split()
-    return q0.trans(), q1.trans(), q2.trans(), q3.trans()
+    x = q.reshape(Q, W // 4, 4, 2, 2, 2)  # scale group, word in it, code // 4, plane // 2, plane % 2
+    return x.permute(0, 4, 5, 2, 1, 3).reshape(Q, 8 * W)
+
+
+@triton.jit
+def halves(x):
+    """[Q, 2 * C] -> its columns in two halves."""
+    return x.reshape(x.shape[0], 2, x.shape[1] // 2).permute(0, 2, 1).split()
 
 
 @triton.jit

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from minidsv41.kernels.index_cut import FIRST, LARGEST, NONE, cut, ordered, places, row_of
-from minidsv41.kernels.index_keys import LIFT, load_queries, packed_planes, physical, query_planes
+from minidsv41.kernels.index_keys import LIFT, beside, halves, load_queries, packed_planes, physical, query_planes
 
 NONE_BITS = tl.constexpr(-8388608)  # of -infinity
 
@@ -98,7 +98,7 @@ def score_kernel(
     pages, page, n_blocks, row0, seq0, length, group0, per,
     G: tl.constexpr, K: tl.constexpr, CAP: tl.constexpr, SEGMENT: tl.constexpr, STEP: tl.constexpr, N: tl.constexpr,
     H: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, DIMS: tl.constexpr, PAGE: tl.constexpr, SIZE: tl.constexpr,
-    PACKED: tl.constexpr, DOT: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
+    PACKED: tl.constexpr, HALVES: tl.constexpr, DOT: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     part, parts = tl.program_id(1), tl.num_programs(1)
     slot0 = tl.program_id(0) * G
@@ -116,7 +116,10 @@ def score_kernel(
     if ASM:
         weight *= 2.0**LIFT
     if PACKED:
-        q0, q1, q2, q3 = query_planes(query)
+        query = query_planes(query)
+    if PACKED and HALVES:
+        first, second = halves(query)
+        q0, q1 = first.trans(), second.trans()
     else:
         q0 = query.trans()
 
@@ -137,11 +140,12 @@ def score_kernel(
             index = entry(start + tl.arange(0, N), limit, blocks, SIZE)
             rows = physical(table, seq, index, index < last, pages, page, PAGE)
             if PACKED:
-                k0, k1, k2, k3 = packed_planes(words, scales, rows, D, DOT, ASM)
-                dots = tl.dot(k0, q0, input_precision=PRECISION)
-                dots = tl.dot(k1, q1, dots, input_precision=PRECISION)
-                dots = tl.dot(k2, q2, dots, input_precision=PRECISION)
-                dots = tl.dot(k3, q3, dots, input_precision=PRECISION)
+                k0, k1 = packed_planes(words, scales, rows, D, DOT, ASM)
+                if HALVES:
+                    dots = tl.dot(k0, q0, input_precision=PRECISION)
+                    dots = tl.dot(k1, q1, dots, input_precision=PRECISION)
+                else:
+                    dots = tl.dot(beside(k0, k1), q0, input_precision=PRECISION)
             else:
                 dim = tl.arange(0, DIMS)
                 key = tl.load(words + rows[:, None] * D + dim[None, :], (dim < D)[None, :], other=0.0).to(DOT)

@@ -217,6 +217,7 @@ def constants(heads: int, width: int, keys: Rows, dtype: torch.dtype, tile: Tile
         **dict(CAP=tile.capacity, SEGMENT=tile.segment, STEP=min(tile.step, tile.segment), N=tile.keys),
         **dict(H=heads, HEADS=max(triton.next_power_of_2(heads), 16 // tile.rows), D=width, DIMS=padded),
         **dict(PAGE=keys.page if several else 0, PACKED=packed, DOT=dot_type(dtype)),
+        HALVES=tile.registers is not None,  # all planes of a key at once take more of them
         **dict(ASM=packed and dtype == torch.bfloat16 and not INTERPRETED),
         PRECISION="ieee" if dtype == torch.float32 else "tf32",
     )
@@ -246,7 +247,8 @@ def specimen(
     return partial(index_select, q, w, keys, visible, k, pool, batch=batch, n=n), batch, tile
 
 
-# Between segments, not in the loop over keys, up to 16 bytes leave the 255 registers of four queries (64 on sm_80).
+# Between segments, not in the loop over keys, 8 bytes leave the 128 registers of one query and up to 16 the 255 of four
+# (64 on sm_80); of two queries within 168 about 130, of which one is read in the loop.
 SPILLS = ("score_kernel",)
 IN_POOL = Pool(torch.empty(1, 2048, device="meta"), 8)
 SPECIMENS = {
