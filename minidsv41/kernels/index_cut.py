@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minidsv41.kernels.launch import launch, require
+from minidsv41.kernels.launch import launch, require, starts_early
 
 NONE = tl.constexpr(-2139095041)  # -infinity as an ordered integer: this, or less, is never chosen
 FIRST = tl.constexpr(2139095040)  # +infinity
@@ -147,7 +147,7 @@ def merge(
     """
     k = chosen.shape[1]
     slots, runs, stride = values.shape
-    width = runs * run
+    width, early = runs * run, starts_early(values.device)
     for taken, parts in cut_levels(width, k, cut):
         final = parts == 1
         to = None if final else values.new_empty(2, slots, parts, k)
@@ -158,7 +158,8 @@ def merge(
             **dict(out_values=None if final else to[0], out_indices=None if final else to[1]),
             **dict(width=width, row_stride=runs * stride, **rowset.numbers()),
             **dict(RUN=run if runs > 1 else 0, STRIDE=stride if runs > 1 else 0),
-            **dict(K=k, N=taken, STEP=min(cut.step, taken), SIZE=size, ROOM=triton.next_power_of_2(k)),
+            **dict(K=k, N=taken, STEP=min(cut.step, taken), SIZE=size, ROOM=triton.next_power_of_2(k), PDL=early),
+            early=early,
             num_warps=min(cut.warps, max(1, taken // 512)),
         )
         if not final:
@@ -180,7 +181,12 @@ def cut_kernel(
     width, row_stride, row0, length, group0, per,
     RUN: tl.constexpr, STRIDE: tl.constexpr,
     G: tl.constexpr, K: tl.constexpr, N: tl.constexpr, STEP: tl.constexpr, ROOM: tl.constexpr, SIZE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        if chosen is None:
+            tl.extra.cuda.gdc_launch_dependents()  # the next level
+        tl.extra.cuda.gdc_wait()  # for what is to be merged
     slot, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     row, exists = row_of(slot, group0, per, length, row0, G)
     if exists:

@@ -99,7 +99,10 @@ def score_kernel(
     G: tl.constexpr, K: tl.constexpr, CAP: tl.constexpr, SEGMENT: tl.constexpr, STEP: tl.constexpr, N: tl.constexpr,
     H: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, DIMS: tl.constexpr, PAGE: tl.constexpr, SIZE: tl.constexpr,
     PACKED: tl.constexpr, HALVES: tl.constexpr, DOT: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()  # the cut, which waits for the end of all
     part, parts = tl.program_id(1), tl.num_programs(1)
     slot0 = tl.program_id(0) * G
     slot = slot0 + tl.arange(0, G)

@@ -21,7 +21,7 @@ from torch import Tensor
 from minidsv41.formats import INDEX
 from minidsv41.kernels.index_cut import Cut, Rowset, cut_bytes, merge
 from minidsv41.kernels.index_score import score_kernel
-from minidsv41.kernels.launch import INTERPRETED, dot_type, launch, require
+from minidsv41.kernels.launch import INTERPRETED, dot_type, launch, require, starts_early
 from minidsv41.ops.rows import Batch, Rows
 from minidsv41.ops.select import Pool, PoolSize
 
@@ -220,6 +220,7 @@ def constants(heads: int, width: int, keys: Rows, dtype: torch.dtype, tile: Tile
         HALVES=tile.registers is not None,  # all planes of a key at once take more of them
         **dict(ASM=packed and dtype == torch.bfloat16 and not INTERPRETED),
         PRECISION="ieee" if dtype == torch.float32 else "tf32",
+        PDL=starts_early(keys.data.device),
     )
 
 
