@@ -1,8 +1,10 @@
 """Norm, rotation and packing of new keys in one pass, straight into the cache, and the pooling of pairs in front.
 
 `write`: half of a warp takes a row, in pieces of 128 channels, so that one instruction does the same for two rows.
-A row is read and stored once, in bf16: 1,024 B in, 256 B of angles, 288 B (main) or 528 B (window) out. Device memory
-limits it, barely: two rows of main take about 630 instructions, 11 us of them at 32,768 rows beside 12 us of bytes.
+A row is read and stored once, in bf16: 1,024 B in, 256 B of angles, 288 B (main) or 528 B (window) out. Bytes and
+instructions limit it together: two rows of main take about 590, 10 us of them at 32,768 rows beside 12 us of bytes. All
+that comes from afar is asked for first, and nothing is stored before the last piece is packed, so that no load has to
+wait for a store and pieces are packed side by side.
 
 `pool`: a program for each token: that which closes a pair takes its own row and the one before (this call's, or the
 open pair of the last), the others leave a row of zeros, so that shapes do not depend on positions. Another for each
@@ -20,7 +22,17 @@ from torch import Tensor
 
 from minidsv41.formats import INDEX, MAIN, WINDOW, Format
 from minidsv41.kernels.launch import launch, native_fp8, require
-from minidsv41.kernels.packing import ACTIVATIONS, angles, inverse_rms, physical, placed, rounded, turned, widened
+from minidsv41.kernels.packing import (
+    ACTIVATIONS,
+    angles,
+    inverse_rms,
+    packed,
+    physical,
+    rounded,
+    stored,
+    turned,
+    widened,
+)
 from minidsv41.ops import Batch, Rows, closed
 
 
@@ -31,7 +43,7 @@ class Tile(NamedTuple):
     warps: int = 1
 
 
-TILES = {"rows": [Tile(rows, warps) for warps in (1, 2, 4, 8) for rows in (2 * warps, 4 * warps)]}
+TILES = {"rows": [Tile(rows, warps) for warps in (1, 2, 4) for rows in (2 * warps, 4 * warps)]}
 
 
 def tile_of(rows: int) -> Tile:
@@ -47,22 +59,29 @@ def write(
     row, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDE)
     live = row < n
     row = tl.minimum(row, n - 1).to(tl.int64)  # beyond the last row it comes again, not to be stored
+    own, entry = tl.load(seq + row), tl.load(index + row)
+    c, s = angles(row, cos, sin, WIDE, R)
+    tl.debug_barrier()  # these are asked for here: the compiler would do so where they are needed
     here = x + row[:, None] * stride + d[None, :]
     pieces = ()
-    squares = tl.zeros([ROWS, WIDE], tl.float32)
     for first in tl.static_range(0, D, WIDE):
-        piece = widened(tl.load(here + first), TYPE)
+        pieces += (tl.load(here + first),)
+    at = physical(table, own, tl.where(live, entry, -1), pages, PAGE)
+    squares = tl.zeros([ROWS, WIDE], tl.float32)
+    for i in tl.static_range(D // WIDE):
+        piece = widened(pieces[i], TYPE)
         squares += piece * piece
-        pieces += (piece,)
-    c, s = angles(row, cos, sin, WIDE, R)
-    at = physical(table, tl.load(seq + row), tl.where(live, tl.load(index + row), -1), pages, PAGE)
     factor = inverse_rms(tl.sum(squares, 1), D, eps)[:, None]
+    packs = ()
     for i in tl.static_range(D // WIDE):
         gain = tl.load(tl.broadcast_to((norm + i * WIDE + d)[None, :], ROWS, WIDE)).to(tl.float32)
-        piece = rounded(pieces[i] * factor * gain, TYPE)
+        piece = rounded(widened(pieces[i], TYPE) * factor * gain, TYPE)
         if i == D // WIDE - 1:
             piece = turned(piece, c, s, TYPE)
-        placed(piece, at, data, scales, i * WIDE, D, GROUP, WORD, FORM, TYPE, FP8)
+        packs += (packed(piece, GROUP, FORM, TYPE, FP8),)
+    for i in tl.static_range(D // WIDE):
+        words, groups = packs[i]
+        stored(words, groups, at, data, scales, i * WIDE, D, GROUP, WORD)
 
 
 def kv_write(
@@ -105,6 +124,8 @@ def arguments(
     for name, (x, shape) in shapes.items():
         require(x.shape == shape, f"{name} {tuple(x.shape)}: allowed is {shape}")
         require(x.is_contiguous(), f"{name}: strides {x.stride()}: allowed are contiguous tensors")
+    for what, size in {"rows": len(into.data), "entries of the table": into.table.numel()}.items():
+        require(size < 2**31, f"into: {size} {what}: allowed are fewer than 2**31")
     require(cos.dtype == sin.dtype == torch.float32, f"cos {cos.dtype}, sin {sin.dtype}: allowed is float32")
     wide = min(D, max(128, triton.next_power_of_2(R)))  # channels at once; the last of these are turned
     return dict(
@@ -137,7 +158,8 @@ def pool(
             latent = rounded(pooled * factor * tl.load(norm + d).to(tl.float32), TYPE)
             at, one = physical(table, own, entry, pages, PAGE), tl.zeros([1], tl.int64)
             c, s = angles(one + row, cos, sin, D, R)
-            placed(turned(latent[None, :], c, s, TYPE), one + at, data, scales, 0, D, GROUP, WORD, FORM, TYPE, FP8)
+            words, groups = packed(turned(latent[None, :], c, s, TYPE), GROUP, FORM, TYPE, FP8)
+            stored(words, groups, one + at, data, scales, 0, D, GROUP, WORD)
         tl.store(latents + row * D + d, latent.to(latents.dtype.element_ty))
     else:
         own = row - T

@@ -142,16 +142,22 @@ def packed(x, GROUP: tl.constexpr, FORM: tl.constexpr, TYPE: tl.constexpr, FP8: 
 
 
 @triton.jit
-def placed(
-    x, at, data, scales, FIRST: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr, WORD: tl.constexpr,
-    FORM: tl.constexpr, TYPE: tl.constexpr, FP8: tl.constexpr,
+def stored(
+    words, groups, at, data, scales, FIRST: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr, WORD: tl.constexpr
 ):  # fmt: skip
-    """Pack x [M, WIDE] and store it as the channels from FIRST on of physical rows `at` [M]; -1: not at all."""
-    WIDE: tl.constexpr = x.shape[1]
-    words, groups = packed(x, GROUP, FORM, TYPE, FP8)
-    at = at[:, None]
-    tl.store(data + at * (D // WORD) + (FIRST // WORD) + tl.arange(0, WIDE // WORD)[None, :], words, at >= 0)
-    tl.store(scales + at * (D // GROUP) + (FIRST // GROUP) + tl.arange(0, WIDE // GROUP)[None, :], groups, at >= 0)
+    """Store what was packed, as the channels from FIRST on of physical rows `at` [M]; -1: not at all.
+
+    A scale once for every 8 of its channels, lanes first: so the threads that store words have its place and its byte.
+    """
+    M: tl.constexpr = words.shape[0]
+    N: tl.constexpr = words.shape[1]
+    EACH: tl.constexpr = GROUP // 8
+    LANES: tl.constexpr = groups.shape[1] * EACH
+    here, row = at[:, None] >= 0, at.to(tl.int64)[:, None]
+    tl.store(data + row * (D // WORD) + (FIRST // WORD) + tl.arange(0, N)[None, :], words, here)
+    groups = groups.expand_dims(2).broadcast_to(M, LANES // EACH, EACH).reshape(M, LANES)
+    place = scales + row * (D // GROUP) + (FIRST // GROUP) + tl.arange(0, LANES)[None, :] // EACH
+    tl.store(tl.trans(place), tl.trans(groups), tl.trans(tl.broadcast_to(here, M, LANES)))
 
 
 @triton.jit
@@ -177,6 +183,8 @@ def inverse_rms(total, D: tl.constexpr, eps):
 
 @triton.jit
 def physical(table, seq, index, pages, PAGE: tl.constexpr):
-    """Row `index` of sequence `seq` by the page table, -1 for -1."""
-    page = tl.load(table + seq.to(tl.int64) * pages + index // PAGE, index >= 0, 0).to(tl.int64)
-    return tl.where(index >= 0, page * PAGE + index % PAGE, -1)
+    """Row `index` of sequence `seq` by the page table, -1 for -1; of fewer than 2**31 rows."""
+    index = index.to(tl.int32)
+    place = index.to(tl.uint32, bitcast=True)  # which is divided in one step
+    page = tl.load(table + seq.to(tl.int32) * pages + (place // PAGE).to(tl.int32), index >= 0, 0).to(tl.int32)
+    return tl.where(index >= 0, page * PAGE + (place % PAGE).to(tl.int32), -1)

@@ -194,6 +194,7 @@ def test_rows_may_be_part_of_a_wider_product(device, generator):
         (dict(R=128), "cos"),
         (dict(plain=True), "allowed are packed rows"),
         (dict(index=7), "index (7,): allowed is (4,)"),
+        (dict(rows=2**31), "2147483648 rows: allowed are fewer than 2**31"),
     ],
 )
 def test_what_is_not_supported_is_refused_before_anything_is_written(change, said):
@@ -203,6 +204,9 @@ def test_what_is_not_supported_is_refused_before_anything_is_written(change, sai
     seq, index = (torch.empty(k, dtype=torch.int64, **on) for k in (4, change.get("index", 4)))
     into = poisoned(MAIN, D, 1, 1, 8, "meta")
     into = Rows(x, into.table, 8) if "plain" in change else into
+    if rows := change.get("rows"):
+        data, scales = (torch.empty(rows, t.shape[1], dtype=torch.uint8, **on) for t in (into.data, into.scales))
+        into = Rows(data, into.table, 8, scales, MAIN, dtype)
     with recorded() as launches, pytest.raises(Unsupported) as error:
         kv_write(x, norm, EPS, angles, angles, into, seq, index)
     assert said in str(error.value) and not launches
