@@ -58,4 +58,4 @@ def combine(
             tl.float32
         )
     tl.store(lse + token * H + head, (top + tl.log2(total)) / LOG2E, real)
-    finish(out, acc / total[:, None], head, token, cos, sin, H, D, HALF, PAIRS, RUNS)
+    finish(out, acc * (1.0 / total)[:, None], head, token, cos, sin, H, D, HALF, PAIRS, RUNS)

@@ -2,8 +2,8 @@
 
 Columns come in the order of `columns`: runs of eight, the even runs first, then the odd ones. A thread that decodes
 eight bytes of FP4 then holds two whole runs, one of each half, and nothing has to be interleaved. Where it decodes
-sixteen bytes at once, RUNS is 4 instead of 2: every fourth run first, so that the runs which neighbouring threads write
-to shared memory are neighbours, too.
+sixteen bytes, RUNS is 4 instead of 2: every fourth run first, so that the runs that neighbouring threads write to
+shared memory at once are neighbours, too, in different banks.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from minidsv41.ops.rows import Rows, Span
 
 LARGE = (9, 10)  # generations of cards with 227 KB of shared memory a program
 LOG2E = tl.constexpr(1.4426950408889634)
+LIFT = tl.constexpr(2.0**118)  # 2**126 times the largest scale would be infinite
+UNIT = tl.constexpr(2.0**8)  # of packed values as `decoded` gives them: what LIFT lacks of 2**126
 
 
 def decode_fp4() -> str:
     """PTX: eight bytes of FP4 ($8, $9, low nibble first) to two runs of eight bfloat16 ($0..3, $4..7) times $10.
 
-    A nibble's sign goes to bit 15 and its magnitude to bits 6..8: that is the value times 2**-126, which `lift` undoes.
+    Sign to bit 15, magnitude to bits 6..8 is the value times 2**-126; LIFT, in the scale $10, undoes it all but UNIT.
     """
-    lines = ["{ .reg .b32 t, u, s, lift, none; mov.b32 lift, 0x7e807e80; mov.b32 none, 0x80008000;"]
+    lines = ["{ .reg .b32 t, u, s, none; mov.b32 none, 0x80008000;"]
     for word in (8, 9):
         lines.append(f"shl.b32 u, ${word}, 4;")  # low nibbles in place of high ones
         for byte in range(4):
             bytes_ = (4 + byte) * 0x1100 + byte * 0x11
             lines.append(
                 f"prmt.b32 t, u, ${word}, {bytes_:#x}; shr.u32 s, t, 6; and.b32 s, s, 0x01c001c0;"
-                "lop3.b32 t, t, none, s, 0xea; fma.rn.bf16x2 t, t, lift, none;"
-                f"fma.rn.bf16x2 ${4 * (word - 8) + byte}, t, $10, none;"
+                f"lop3.b32 t, t, none, s, 0xea; fma.rn.bf16x2 ${4 * (word - 8) + byte}, t, $10, none;"
             )
     return "\n".join([*lines, "}"])
 
@@ -43,7 +44,7 @@ def decode_fp4() -> str:
 DECODE_FP4 = tl.constexpr(decode_fp4())
 REGISTERS = tl.constexpr(",".join(["=&r"] * 8 + ["r"] * 6))
 REGISTERS_OF_WORDS = tl.constexpr(",".join(["=&r"] * 8 + ["r"] * 3))
-EIGHT = tl.constexpr((tl.bfloat16,) * 8)
+TWO, EIGHT = tl.constexpr((tl.bfloat16,) * 2), tl.constexpr((tl.bfloat16,) * 8)
 
 
 @triton.jit
@@ -82,7 +83,8 @@ def fetch(
         codes_real = real if FULL else real & (byte < D // 2)[None, :]
         scale_real = real if FULL else real & (group < D // 16)[None, :]
         stored = tl.load(data + row[:, None] * (D // 2) + byte[None, :], codes_real, other=0)
-        scale = tl.load(scales + row[:, None] * (D // 16) + group[None, :], scale_real, other=0)
+        place = tl.max_contiguous(row[:, None] * (D // 16) + group[None, :], [1, 2])  # in the order of the codes
+        scale = tl.load(scales + place, scale_real, other=0)
     else:
         column, group = columns(HALF, RUNS), tl.arange(0, HALF // 16)
         codes_real = real if FULL else real & (column < D)[None, :]
@@ -103,8 +105,7 @@ def fetch(
 def fetch_words(data, scales, row, HALF: tl.constexpr):
     """As `fetch`, of packed rows of width 2 * HALF: codes in words of four bytes, scales in pairs.
 
-    Where a loop carries them, these stay whole in registers; bytes would take a register each. The scales come in the
-    order of the codes, not sixteen bytes a thread.
+    Where a loop carries them, these stay whole in registers; bytes would take a register each.
     """
     N: tl.constexpr = row.shape[0]
     real, row = (row >= 0)[:, None], row.to(tl.int64)[:, None]
@@ -117,10 +118,10 @@ def fetch_words(data, scales, row, HALF: tl.constexpr):
 
 @triton.jit
 def decoded_words(words, pairs, HALF: tl.constexpr, FP8: tl.constexpr):
-    """Values [N, 2 * HALF] of fetched words; register k of two words holds their values 2 k and 2 k + 1."""
+    """Values [N, 2 * HALF] of fetched words in UNITs; register k of two words holds their values 2 k and 2 k + 1."""
     N: tl.constexpr = words.shape[0]
     groups = tl.join((pairs & 255).to(tl.uint8), ((pairs >> 8) & 255).to(tl.uint8))
-    factor = codes.e4m3_decode(groups, FP8).to(tl.bfloat16).reshape(N, HALF // 8)
+    factor = (codes.e4m3_decode(groups, FP8).to(tl.float32) * LIFT).to(tl.bfloat16).reshape(N, HALF // 8)
     factor = factor[:, :, None].broadcast_to(N, HALF // 8, 2).reshape(N, HALF // 4)
     a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(DECODE_FP4, REGISTERS_OF_WORDS, [words, factor], EIGHT, True, 2)
     first, second = tl.join(tl.join(a, b), tl.join(c, d)), tl.join(tl.join(e, f), tl.join(g, h))
@@ -133,14 +134,14 @@ def decoded(
     stored, scale, HALF: tl.constexpr, FORMAT: tl.constexpr, DOT: tl.constexpr, FP8: tl.constexpr,
     PACKED: tl.constexpr, RUNS: tl.constexpr = 2,
 ):  # fmt: skip
-    """Values [N, 2 * HALF] of fetched rows, in the type that is multiplied. Exact in bfloat16."""
+    """Values [N, 2 * HALF] of fetched rows, those of packed codes in UNITs, in the type that is multiplied; exact."""
     N: tl.constexpr = stored.shape[0]
     if FORMAT == "main" and PACKED:
-        factor = codes.e4m3_decode(scale, FP8).to(tl.bfloat16)
+        factor = (codes.e4m3_decode(scale, FP8).to(tl.float32) * LIFT).to(tl.bfloat16)
         factor = factor[:, :, None].broadcast_to(N, HALF // 8, 8).reshape(N, HALF)
-        types: tl.constexpr = (tl.bfloat16, tl.bfloat16)
-        first, second = tl.inline_asm_elementwise(DECODE_FP4, REGISTERS, [stored, factor], types, True, 8)
-        values = tl.join(first, second).permute(0, 2, 1).reshape(N, 2 * HALF)
+        first, second = tl.inline_asm_elementwise(DECODE_FP4, REGISTERS, [stored, factor], TWO, True, 8)
+        values = tl.join(first, second).reshape(N, 2 * HALF // (8 * RUNS), RUNS // 2, 8, 2)
+        values = values.permute(0, 2, 4, 1, 3).reshape(N, 2 * HALF)
     elif FORMAT == "main":
         values = codes.e2m1_decode(stored).to(DOT) * codes.e4m3_decode(scale, FP8).to(DOT)
     elif FORMAT == "window":

@@ -21,6 +21,7 @@ from minidsv41.kernels.attention_heads import LOWEST, combine, finish, load_head
 from minidsv41.kernels.attention_rows import (
     LARGE,
     LOG2E,
+    UNIT,
     arguments,
     common,
     decoded,
@@ -85,7 +86,8 @@ def attend(
     tokens, heads, _ = q.shape
     shared, turn = common(q, tile.keys, tile.warps), pairs(rotation)
     k = 0 if topk is None else topk.shape[1]
-    ahead = tile.ahead and shared["PACKED"] and k > 0 and entries.format == MAIN
+    packed = shared["PACKED"] and k > 0 and entries.format == MAIN
+    ahead, runs = tile.ahead and packed, 4 if packed else 2
     early = tile.early and starts_early(q.device)
     near, far = (triton.cdiv(n, tile.keys) * tile.keys for n in (span.width, k))
     several = {name: triton.next_power_of_2(max(1, n)) for name, n in (("NEAR", near), ("FAR", far))}
@@ -106,7 +108,7 @@ def attend(
         **arguments("entry", window if entries is None else entries),
         **shared | turn,
         **dict(W=span.width, K=k, N=tile.keys, HEADS=tile.heads, SPLITS=tile.splits, STAGES=tile.stages, **several),
-        **dict(AHEAD=ahead, PDL=early),
+        **dict(AHEAD=ahead, RUNS=runs, PDL=early),
         num_warps=tile.warps,
         num_stages=tile.stages,
         early=early,
@@ -117,7 +119,7 @@ def attend(
             combine,
             (tokens, triton.cdiv(heads, tile.rows)),
             **dict(out=out, lse=lse, stat=stat, part=part, **turn, **{name: shared[name] for name in names}),
-            **dict(HEADS=tile.rows, SPLITS=tile.splits, RUNS=4 if ahead else 2, PDL=early),
+            **dict(HEADS=tile.rows, SPLITS=tile.splits, RUNS=runs, PDL=early),
             num_warps=4,
             early=early,
         )
@@ -125,16 +127,22 @@ def attend(
 
 
 @triton.jit
+def held(x):
+    """x [HEADS, N] so that a sum over axes 2 and 4 is over what one thread holds of a product, without any other."""
+    return x.reshape(x.shape[0], 2, x.shape[1] // 16, 4, 2)
+
+
+@triton.jit
 def joined(s, keys, rows, lowest, m, total, acc, SCALE: tl.constexpr, PRECISION: tl.constexpr):
-    """Keys with products s [heads, N] join the softmax: maximum m (base 2), denominator in two parts, outputs."""
-    HEADS: tl.constexpr = s.shape[0]
+    """Keys with products s [heads, N] join the softmax: maximum m (base 2), denominator in eight parts, outputs."""
     N: tl.constexpr = s.shape[1]
     # Unless scores pass a branch, each half of the warps computes all of them (the layout of chained products).
     if lowest < 0:
         s = tl.where((tl.load(rows + tl.arange(0, N)) >= 0)[None, :], s, float("-inf"))
     top = tl.maximum(m, tl.max(s, 1) * (SCALE * LOG2E))
     p, less = tl.exp2(s * (SCALE * LOG2E) - top[:, None]), tl.exp2(m - top)
-    total = total * less[:, None] + tl.sum(p.reshape(HEADS, 2, N // 2), 2)
+    same = tl.max(tl.max(held(tl.broadcast_to(less[:, None], s.shape)), 4), 2)  # `less`, where the threads hold `total`
+    total = total * same + tl.sum(tl.sum(held(p), 4), 2)
     acc = tl.dot(p.to(keys.dtype), keys, acc * less[:, None], input_precision=PRECISION)
     return top, total, acc
 
@@ -149,7 +157,8 @@ def over_tiles(
 
     words, pairs: where AHEAD, what was fetched of the first tile.
     """
-    slot, SCALE = tl.arange(0, N), D**-0.5
+    slot = tl.arange(0, N)
+    SCALE: tl.constexpr = D**-0.5 * (UNIT if PACKED and FORMAT == "main" else 1.0)
     if AHEAD:
         for t in tl.range(tile, end, num_stages=1, disable_licm=True):
             row = tl.load(rows + (t + 1) * N + slot, t + 1 < end, other=-1)
@@ -175,13 +184,13 @@ def by_query(
     cos, sin, WINDOW_FORMAT: tl.constexpr, ENTRY_FORMAT: tl.constexpr, H, D: tl.constexpr, HALF: tl.constexpr,
     W: tl.constexpr, K: tl.constexpr, N: tl.constexpr, HEADS: tl.constexpr, SPLITS: tl.constexpr,
     PAIRS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr, PACKED: tl.constexpr,
-    NEAR: tl.constexpr, FAR: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+    NEAR: tl.constexpr, FAR: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, RUNS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     token, split, head0 = tl.program_id(0).to(tl.int64), tl.program_id(2), tl.program_id(1) * HEADS
-    RUNS: tl.constexpr = 4 if AHEAD else 2
     WINDOW: tl.constexpr = (W + N - 1) // N
     TILES: tl.constexpr = WINDOW + (K + N - 1) // N
     start, stop = split * TILES // SPLITS, (split + 1) * TILES // SPLITS
@@ -209,8 +218,7 @@ def by_query(
         lowest = tl.minimum(tl.min(lowest, 0), tl.min(tl.where(own_far, row, 0), 0))
     else:
         lowest = tl.min(lowest, 0)
-    half = tl.where(tl.arange(0, 2) == 0, own, 0.0)
-    total = tl.broadcast_to(half[None, :], (HEADS, 2))
+    total = tl.where(tl.arange(0, 8) == 0, own, 0.0)[None, :].broadcast_to(HEADS, 8).reshape(HEADS, 2, 4)
     acc = tl.zeros([HEADS, 2 * HALF], tl.float32)
     tl.debug_barrier()
     words, pairs = 0, 0
@@ -221,18 +229,22 @@ def by_query(
         queries, rows, start, middle, window_data, window_scales, 0, 0, lowest, m, total, acc, D, HALF, N,
         WINDOW_FORMAT, PRECISION, FP8, PACKED, STAGES, RUNS, False,
     )  # fmt: skip
+    NEAR_UNIT: tl.constexpr = UNIT if PACKED and WINDOW_FORMAT == "main" else 1.0
+    FAR_UNIT: tl.constexpr = NEAR_UNIT if K == 0 else (UNIT if PACKED and ENTRY_FORMAT == "main" else 1.0)
     if K > 0:
+        acc *= NEAR_UNIT / FAR_UNIT
         m, total, acc = over_tiles(
             queries, rows, middle, stop, entry_data, entry_scales, words, pairs, lowest, m, total, acc, D, HALF, N,
             ENTRY_FORMAT, PRECISION, FP8, PACKED, STAGES, RUNS, AHEAD,
         )  # fmt: skip
-    total = tl.sum(total, 1)
+    total = tl.sum(tl.sum(total, 2), 1)
     if SPLITS > 1:
         at = (token * SPLITS + split) * H + head
         tl.store(stat + at, m, head < H)
         tl.store(stat + tl.num_programs(0).to(tl.int64) * SPLITS * H + at, total, head < H)
         c = tl.arange(0, 2 * HALF)
-        tl.store(part + at[:, None] * (2 * HALF) + c[None, :], acc.to(part.dtype.element_ty), (head < H)[:, None])
+        acc = (acc * FAR_UNIT).to(part.dtype.element_ty)
+        tl.store(part + at[:, None] * (2 * HALF) + c[None, :], acc, (head < H)[:, None])
     else:
         tl.store(lse + token * H + head, (m + tl.log2(total)) / LOG2E, head < H)
-        finish(out, acc / total[:, None], head, token, cos, sin, H, D, HALF, PAIRS, RUNS)
+        finish(out, acc * (1.0 / total * FAR_UNIT)[:, None], head, token, cos, sin, H, D, HALF, PAIRS, RUNS)

@@ -172,32 +172,43 @@ def test_packed_codes_decode_as_in_formats():
         factor = MAIN.scales.decode(torch.tensor([scale], dtype=torch.uint8), torch.float32)
         want = MAIN.values.decode(MAIN.values.unpack(data), torch.float32) * factor  # [32, 16]
         for given, values in zip(data.tolist(), want, strict=True):
-            halves = run_ptx(attention_rows.decode_fp4(), given, bits(float(factor)))
+            halves = run_ptx(attention_rows.decode_fp4(), given, bits(float(factor * attention_rows.LIFT.value)))
             found = torch.tensor(halves, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
-            assert torch.equal(found, values)
+            assert torch.equal(found * attention_rows.UNIT.value, values)
+
+
+def decoded_bytes(data, factor):
+    """First and second run of eight of each eight bytes, where the bytes were."""
+    values = MAIN.values.decode(MAIN.values.unpack(data), torch.float32)
+    return (values.unflatten(1, (-1, 2, 8)) * factor.unflatten(1, (-1, 8))[:, :, None, :]).unbind(2)
+
+
+def decoded_words(words, factor):
+    """In half h of register k of two words, their value 2 k + h."""
+    values = MAIN.values.decode(MAIN.values.unpack(words.view(torch.uint8)), torch.float32)
+    assert torch.equal(factor[:, ::2], factor[:, 1::2])
+    return (values.unflatten(1, (-1, 16)) * factor[:, ::2, None]).unflatten(2, (8, 2)).unbind(2)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="a GPU runs the PTX itself")
+@pytest.mark.parametrize("ahead", [True, False])
 @pytest.mark.parametrize(("splits", "start"), [(1, 60), (3, 60), (5, 7)])
-def test_words_that_wait_in_registers_are_decoded_as_bytes_are(splits, start, monkeypatch):
-    """The PTX of two words gives, in half h of register k, their value 2 k + h; the kernel puts them in place."""
+def test_packed_codes_are_put_in_place(splits, start, ahead, monkeypatch):
+    """What the PTX gives (as words that waited in registers, or as bytes), the kernel puts where q has its columns."""
 
-    def decoded_pairs(asm, constraints, args, dtype, is_pure, pack, _semantic=None):
-        words, factor = (arg.handle.data for arg in args)
-        data = torch.from_numpy(words.astype("int32").view("uint8"))  # [N, 4 * words]
-        values = MAIN.values.decode(MAIN.values.unpack(data), torch.float32)
-        factor = torch.from_numpy(factor.view("int16")).view(torch.bfloat16).float()
-        assert torch.equal(factor[:, ::2], factor[:, 1::2])
-        halves = (values.unflatten(1, (-1, 16)) * factor[:, ::2, None]).unflatten(2, (8, 2))
-        shape = tl.block_type(tl.float32, list(words.shape))
-        registers = (halves[:, :, k].reshape(words.shape).numpy() for k in range(8))
-        return tuple(tl.tensor(TensorHandle(made, tl.float32), shape) for made in registers)
+    def decode(asm, constraints, args, dtype, is_pure, pack, _semantic=None):
+        stored, factor = (arg.handle.data for arg in args)
+        factor = torch.from_numpy(factor.view("int16")).view(torch.bfloat16).float() * 2.0**-126
+        made = decoded_words if ahead else decoded_bytes
+        made = made(torch.from_numpy(stored.astype("int32" if ahead else "uint8")), factor)
+        shape = tl.block_type(tl.float32, list(stored.shape))
+        return tuple(tl.tensor(TensorHandle(x.reshape(stored.shape).numpy(), tl.float32), shape) for x in made)
 
-    monkeypatch.setattr(tl, "inline_asm_elementwise", decoded_pairs)
+    monkeypatch.setattr(tl, "inline_asm_elementwise", decode)
     common = attention_split.common
     monkeypatch.setattr(attention_split, "common", lambda *args: common(*args) | {"PACKED": True})
     x = Problem([2], starts=[start], heads=16, width=512, window=20, k=40, page=8, dims=64)
-    tile = Tile(16, 16, splits, ahead=True)
+    tile = Tile(16, 16, splits, ahead=ahead)
     out, lse = sparse_attention(*x.given, with_lse=True, rotation=x.float_rotation(), tile=tile)
     want, want_lse = x.exact()
     assert distance(out, x.turned_back(want)) < TOLERANCE[torch.float32]
