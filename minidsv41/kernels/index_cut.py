@@ -1,7 +1,8 @@
 """The k best of many scores, exactly: device functions, and the kernel that merges candidates.
 
-Scores become integers of the same order; the k-th largest is found by halving an interval of integers and counting,
-so nothing is sorted. What is kept stays in its order, which is that of the indices: among equals the first wins.
+Scores become integers of the same order; the k-th largest is found by cutting an interval of integers in
+three and counting, so nothing is sorted. What is kept stays in its order, that of the indices: among equals the first
+wins.
 """
 
 from __future__ import annotations
@@ -34,9 +35,8 @@ def unordered(x):
 
 
 @triton.jit
-def middle(low, high):
-    """The integer halfway, rounded down; low itself if high is next to it."""
-    return (low & high) + ((low ^ high) >> 1)
+def distance(low, high):
+    return high.to(tl.uint32) - low.to(tl.uint32)
 
 
 @triton.jit
@@ -50,12 +50,15 @@ def cut(values, K: tl.constexpr):
     least = tl.min(tl.max(values.reshape(GROUPS, N // GROUPS), 1), 0)  # each group has one that reaches it
     low = tl.maximum(least, NONE + 1)
     high = tl.maximum(tl.minimum(tl.max(values, 0), LARGEST - 1), NONE) + 1
-    at = middle(low, high)
-    while at > low:  # at least K values are >= low, or low is where it began; fewer than K are >= high
-        count = tl.sum((values >= at).to(tl.int32), 0)
+    while distance(low, high) > 1:  # K values or more are >= low, or low is where it began; fewer than K are >= high
+        step = tl.maximum(distance(low, high) // 3, 1).to(tl.int32)
+        left, right = low + step, high - step
+        both = tl.sum((values >= left).to(tl.int32) + ((values >= right).to(tl.int32) << 16), 0)  # two counts in one
+        more, fewer = both & 0xFFFF, both >> 16
+        at, count = tl.where(fewer >= K, right, left), tl.where(fewer >= K, fewer, more)
+        high = tl.where(fewer >= K, high, tl.where(more >= K, right, left))
+        high = tl.where(count == K, at + 1, high)
         low = tl.where(count >= K, at, low)
-        high = tl.where(count > K, high, tl.where(count == K, at + 1, at))
-        at = middle(low, high)
     return low, K - tl.sum((values > low).to(tl.int32), 0)
 
 
