@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -234,10 +234,12 @@ def freed() -> None:
 
 @dataclass
 class Sweep:
-    """Compiles in `pool`, times here when that is over, until `end`."""
+    """Compiles in `pool`, times here when that is over, until `end`; what it finds is at once in the file `into`."""
 
     pool: ProcessPoolExecutor
     end: float
+    into: Path
+    found: dict[str, list[dict]] = field(default_factory=dict)  # of each case: µs of the default and of each candidate
 
     def left(self) -> float:
         return max(0.0, self.end - time.monotonic())
@@ -270,28 +272,41 @@ class Sweep:
         dismiss()  # they would take time and memory from what is measured
         return found
 
-    def run(self, chosen: dict[str, Case], into: Path) -> int:
-        """Do both, tell what was found, and write it into a file -> its number of rows."""
-        device, rows = prepare(), []
+    def run(self, chosen: dict[str, Case]) -> int:
+        """Do both, and tell what was found -> its number of rows."""
+        device = prepare()
         bench = Bench(device, TIMER, Ceilings(copy=1.0, read=1.0, pinned=1.0, matmul=1.0, launch_us=1.0))
         for name, tiles in self.compile(chosen, device).items():
             if found := self.timed(chosen[name], tiles, bench):
-                rows += found
                 print("\n".join(told(found)), flush=True)
-                into.write_text(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows}, indent=1) + "\n")
             freed()
-        return len(rows)
+        return sum(map(len, self.found.values()))
+
+    def keep(self, case: Case, row: dict) -> None:
+        """Add a row to the file, which is a whole one at any time."""
+        self.found.setdefault(case.name, []).append(row)
+        self.write()
+
+    def write(self) -> None:
+        rows = [row for own in self.found.values() for row in own]
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+        part = self.into.with_name(self.into.name + ".part")
+        part.write_text(json.dumps({"device": device, "rows": rows}, indent=1) + "\n")
+        part.replace(self.into)
 
     def time(self, case: Case, asked: Asked, bench: Bench) -> list[dict]:
         """Rows of one case: µs of the default and of each candidate that compiled well."""
+        self.found.pop(case.name, None)  # of a try that failed
         slots = bench.slots(case)
         calls, capture = [slot.runs["kernel"] for slot in slots], "kernel" not in slots[0].eager
-        rows = [{"case": case.name, "tile": "default", "us": round(TIMER(calls, capture=capture).median, 3)}]
+        self.keep(case, {"case": case.name, "tile": "default", "us": round(TIMER(calls, capture=capture).median, 3)})
         for chooser, tiles in asked.items():
             for tile, future in tiles:
                 row = {"case": case.name, "chooser": f"{chooser.file}.{chooser.name}", "tile": repr(tile)}
-                rows.append(row | self.candidate(chooser, tile, future, calls, capture))
+                self.keep(case, row | self.candidate(chooser, tile, future, calls, capture))
+        rows = self.found[case.name]
         self.check(case, asked, rows, slots[0])
+        self.write()
         return rows
 
     def timed(self, case: Case, asked: Asked, bench: Bench) -> list[dict]:
@@ -372,9 +387,9 @@ def main() -> None:
     watch.start()
     end = time.monotonic() + 60 * args.minutes - 5
     pool = ProcessPoolExecutor(args.processes, multiprocessing.get_context("spawn"), initializer=attend)
-    sweep = Sweep(pool, end)
+    sweep = Sweep(pool, end, args.into)
     try:
-        stop(f"{sweep.run(named(args.only), args.into)} rows in {args.into}")
+        stop(f"{sweep.run(named(args.only))} rows in {args.into}")
     except BaseException as error:
         stop(first_line(error), 1)
 

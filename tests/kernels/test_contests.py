@@ -7,13 +7,19 @@ import math
 import os
 import pickle
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 from rich.console import Console
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import make_backend
+from triton.runtime import jit
 from typer.testing import CliRunner
 
 from minidsv41.cli import app
@@ -313,11 +319,63 @@ def test_a_wrong_tile_wins_nothing():
     file = f"{chooser.file}.{chooser.name}"
     rows = [{"case": "c", "tile": "default", "us": 9.0}]
     rows += [{"chooser": file, "tile": repr(t), "us": us} for t, us in ((small, 5.0), (large, 7.0), (default, 11.0))]
-    sweep = tune_kernels.Sweep(None, math.inf)
+    sweep = tune_kernels.Sweep(None, math.inf, Path("none"))
     sweep.check(case(), {chooser: [(t, None) for t in (small, large, default)]}, rows, contest)
     assert [row.get("right") for row in rows[1:]] == [False, True, None]
     lines = list(tune_kernels.told(rows))
     assert lines[0] == "c: default 9 µs" and "7 µs  -22%" in lines[1] and "2 of 3 tiles timed" in lines[-1]
+
+
+def key_of(call: tune_kernels.Call) -> str:
+    """What a compiled kernel is found by, on a card that need not be here: types, constants, alignments, options."""
+    kernel = getattr(import_module(call.module), call.kernel).fn
+    kernel = jit.JITFunction(kernel)  # also where kernels are interpreted
+    bind = jit.create_function_from_signature(kernel.signature, kernel.params, make_backend(GPUTarget("cuda", 90, 32)))
+    _, specialization, options = bind(**call.args, **call.options)
+    return jit.compute_cache_key({}, specialization, options)
+
+
+@pytest.mark.parametrize("name", specimens())
+def test_kernels_compiled_without_inputs_are_those_that_a_launch_looks_for(name):
+    with recorded() as launches:
+        specimens()[name]()
+    assert launches
+    for made in launches:
+        sent = tune_kernels.Call.of(made)
+        assert any(isinstance(value, tune_kernels.Place) for value in sent.args.values())
+        assert key_of(pickle.loads(pickle.dumps(sent))) == key_of(sent._replace(args=made.args))
+
+
+def test_where_a_tensor_begins_is_part_of_what_is_compiled():
+    with recorded() as launches:
+        specimens()["kv_write: main"]()
+    whole = launches[0].args | {"seq": torch.empty(16, dtype=torch.int64)}
+    apart = whole | {"seq": whole["seq"][1:]}  # 8 bytes on
+    keys = []
+    for args in (whole, apart):
+        sent = tune_kernels.Call.of(replace(launches[0], args=args))
+        keys.append(key_of(sent))
+        assert keys[-1] == key_of(sent._replace(args=args))
+    assert keys[0] != keys[1]
+
+
+def test_what_was_timed_before_the_end_is_kept(tmp_path, monkeypatch):
+    (chooser,) = (c for c in tune_kernels.choosers() if c.file == "kv_write")
+    times = iter([9.0, 7.0])
+
+    def timer(calls, *, capture):
+        if (us := next(times, None)) is None:
+            raise KeyboardInterrupt
+        return Timing([us], 1, 1, "graph")
+
+    monkeypatch.setattr(tune_kernels, "TIMER", timer)
+    (done := Future()).set_result({"registers": 64, "spills": 0})
+    tiles = [(tile, done) for tile in tune_kernels.candidates(chooser, chooser.function(1))[:3]]
+    sweep = tune_kernels.Sweep(None, math.inf, tmp_path / "tuned.json")
+    with pytest.raises(KeyboardInterrupt):
+        sweep.time(case(), {chooser: tiles}, run.Bench(CPU, Made(), CARD))
+    kept = json.loads(sweep.into.read_text())["rows"]
+    assert [(row["tile"], row["us"]) for row in kept] == [("default", 9.0), (repr(tiles[0][0]), 7.0)]
 
 
 def test_a_first_look_tells_right_from_wrong(capsys):
