@@ -3,9 +3,9 @@
 `read`: a program takes some table rows, 264 B each (E4M3 codes and 8 scales), and writes 512 B of bfloat16. With
 n-grams given it hashes too, in 64-bit integers; division by a prime is a product with its inverse. From device memory
 that is 776 B a row, 18 us at 4,096 tokens of 24 rows. From pinned host memory the link would take 472 us at its
-55 GB/s, which it has for streams; short requests to places all over the table are answered slower, 26 bytes a ns at
-best: when they are in the order of their addresses, and few are under way. More programs do not help, nor do pages of
-2 MB on the host, nor leaving the scales out.
+55 GB/s, which it has for streams; short requests to places all over the table are answered slower, at 24 GB/s at best:
+in the order of their addresses, sorting included, and with few of them under way. More programs do not help, nor do
+pages of 2 MB on the host, nor leaving the scales out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TILES = {
         *(Tile(64, 8, programs, 2, by_column=True) for programs in (32, 64)),
     ]
 }
-SORTED = 1 << 14  # rows from which on their order gains more than it costs: some 4 ns a row, against 50 us for a sort
+SORTED = 1 << 14  # rows from which their order gains more, 4 ns for each, than a sort may cost, about 50 us
 
 
 def tile_of(table: Table, device: torch.device, rows: int) -> Tile:
