@@ -154,18 +154,6 @@ def decoded(
     return values
 
 
-@triton.jit
-def rotated_back(x, cos, sin, token, D: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr):
-    """Undo the rotation of the last PAIRS pairs of a token's head outputs [heads, 2 * HALF], columns in order."""
-    HEADS: tl.constexpr = x.shape[0]
-    pair = tl.arange(0, HALF) - (D // 2 - PAIRS)
-    turned = (pair >= 0) & (pair < PAIRS)
-    c = tl.load(cos + token * PAIRS + pair, turned, other=1.0).to(tl.float32)[None, :]
-    s = tl.load(sin + token * PAIRS + pair, turned, other=0.0).to(tl.float32)[None, :]
-    a, b = x.reshape(HEADS, HALF, 2).split()
-    return tl.join(a * c + b * s, b * c - a * s).reshape(HEADS, 2 * HALF)
-
-
 def arguments(prefix: str, rows: Rows) -> dict[str, object]:
     """The arguments `{prefix}_data`, ... of a kernel that reads these rows."""
     table = rows.table.contiguous()
@@ -234,7 +222,7 @@ def places(span: Span) -> dict[str, Tensor]:
 
 
 def pairs(rotation: tuple[Tensor, Tensor] | None) -> dict[str, object]:
-    """The arguments of `rotated_back`; without a rotation there are no pairs."""
+    """The arguments of a rotation; without a rotation there are no pairs."""
     if rotation is None:
         return dict(cos=None, sin=None, PAIRS=0)
     cos, sin = (t.contiguous() for t in rotation)

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minidsv41.formats import MAIN
-from minidsv41.kernels.attention_heads import LOWEST, combine, finish, load_heads
+from minidsv41.kernels.attention_heads import LOWEST, combine, finish, load_heads, rotation
 from minidsv41.kernels.attention_rows import (
     LARGE,
     LOG2E,
@@ -75,7 +75,7 @@ def tile_for(
         tile = Tile(min(32, max(16, triton.next_power_of_2(heads))), 32, warps=8 if heads > 16 else 4)
     programs = max(1, tokens * triton.cdiv(heads, tile.heads))
     splits = max(1, min(PROGRAMS // programs, keys // tile.keys))
-    return tile._replace(splits=splits, rows=1 if tokens < 8 else 4)
+    return tile._replace(splits=splits, rows=1 if tokens < 32 else 2 if tokens < 64 else 4)
 
 
 def attend(
@@ -247,4 +247,5 @@ def by_query(
         tl.store(part + at[:, None] * (2 * HALF) + c[None, :], acc, (head < H)[:, None])
     else:
         tl.store(lse + token * H + head, (m + tl.log2(total)) / LOG2E, head < H)
-        finish(out, acc * (1.0 / total * FAR_UNIT)[:, None], head, token, cos, sin, H, D, HALF, PAIRS, RUNS)
+        turn = rotation(cos, sin, token, D, HALF, PAIRS)
+        finish(out, acc * (1.0 / total * FAR_UNIT)[:, None], head, token, turn, H, D, HALF, PAIRS, RUNS)
