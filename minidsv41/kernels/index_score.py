@@ -5,6 +5,8 @@ traffic that grows with length), multiplies them with all heads of its queries, 
 candidates of each query, in a buffer of CAP. After a segment of keys those that beat the bound move up to the others,
 all at once: no thread waits for another within a segment but for keys. A buffer without room for another segment is
 cut to the k best, and the worst of these is the next bound.
+A tile waits once or twice for the matrix unit and three times for other threads, which few other programs fill: that,
+not bytes or products, is the limit.
 Work for each key and head: 2 D floating-point operations on the matrix unit, a maximum and a fused multiply-add.
 """
 

@@ -1,7 +1,8 @@
 """Score a query's visible keys and keep the k best, exactly; build the candidate pool, or stay within one.
 
 Two launches: programs score stretches of keys and leave k candidates each (`index_score`), then candidates are merged
-(`index_cut`), in further launches where there are many. Rows of one sequence share every tile of keys, four at a time.
+(`index_cut`), in further launches where there are many; each starts while the one before ends. Rows of one sequence
+share every tile of keys, four at a time.
 Memory: a buffer of candidates for each row and stretch, 8 MB for up to 528 of them however long the sequence is, and
 block maxima (n / 8 a row) where the pool is built. Long calls go through in slices of queries within 256 MB.
 Floor, H200, keys of 68 B: 17 us at 1 x 1M, 67 at 32 x 128K, 533 at 32 x 1M, of reading; prefill of 4,096 x 32K 1,390 us
@@ -248,8 +249,8 @@ def specimen(
     return partial(index_select, q, w, keys, visible, k, pool, batch=batch, n=n), batch, tile
 
 
-# Between segments, not in the loop over keys, 8 bytes leave the 128 registers of one query and up to 16 the 255 of four
-# (64 on sm_80); of two queries within 168 about 130, of which one is read in the loop.
+# By triton 3.6, outside of the loop over keys: up to 16 bytes of the 128 registers of one query and the 255 of four
+# (64 on sm_80), 128 of the 168 of two.
 SPILLS = ("score_kernel",)
 IN_POOL = Pool(torch.empty(1, 2048, device="meta"), 8)
 SPECIMENS = {
@@ -258,5 +259,6 @@ SPECIMENS = {
     "32 x 128K, in a pool": specimen((1,) * 32, 1 << 17, IN_POOL)[0],
     "32 x 128K, bfloat16 keys": specimen((1,) * 32, 1 << 17, packed=False)[0],
     "prefill 4,096 x 32K": specimen((4096,), 1 << 15)[0],
+    "verify 32 x 6 x 128K": specimen((6,) * 32, 1 << 17)[0],
     "toy, float32": specimen((2, 2), 512, PoolSize(12, 4), heads=4, width=32, k=32, dtype=torch.float32)[0],
 }
