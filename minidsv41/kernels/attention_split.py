@@ -167,11 +167,15 @@ def over_tiles(
             words, pairs = fetch_words(data, scales, row, HALF)
             m, total, acc = joined(s, keys, rows + t * N, lowest, m, total, acc, SCALE, PRECISION)
     else:
+        row = tl.load(rows + tile * N + slot, tile < end, other=-1)
         for t in tl.range(tile, end, num_stages=STAGES, disable_licm=True):
-            row = tl.load(rows + t * N + slot)
+            if STAGES > 1:  # the compiler's pipeline loads rows ahead
+                row = tl.load(rows + t * N + slot)
             stored, scale = fetch(data, scales, row, D, HALF, FORMAT, PACKED, RUNS)
             keys = decoded(stored, scale, HALF, FORMAT, q.dtype, FP8, PACKED, RUNS)
             s = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
+            if STAGES == 1:
+                row = tl.load(rows + (t + 1) * N + slot, t + 1 < end, other=-1)
             m, total, acc = joined(s, keys, rows + t * N, lowest, m, total, acc, SCALE, PRECISION)
     return m, total, acc
 
