@@ -3,7 +3,7 @@
 A program takes `G` queries of one sequence and a stretch of its keys. Tile by tile it reads keys (68 B each: the only
 traffic that grows with length), multiplies them with all heads of its queries, and puts the scores behind the
 candidates of each query, in a buffer of CAP. After a segment of keys those that beat the bound move up to the others,
-all at once: no thread waits for another within a segment but for keys. A buffer without room for another segment is
+all at once. A buffer without room for another segment is
 cut to the k best, and the worst of these is the next bound.
 A tile waits once or twice for the matrix unit and three times for other threads, which few other programs fill: that,
 not bytes or products, is the limit.
