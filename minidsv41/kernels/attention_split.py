@@ -1,10 +1,10 @@
 """Attention of single queries: one program takes a query, its heads, and all of its keys or one of several parts.
 
 The program first writes the physical rows of all of its keys (4 bytes a key, read back at once), then takes tile after
-tile: rows are decoded into shared memory once and multiplied twice, as keys and as values, while the next tile's bytes
-are on their way to registers. One program fills a multiprocessor: what it does not overlap waits. Where a query's keys
-are in parts, `combine` adds up their outputs, kept in the dtype of q (an eighth more error than without parts, half of
-the traffic of float32).
+tile: rows are decoded into shared memory once and multiplied twice, as keys and as values; where queries are few, the
+next tile's bytes are on their way to registers meanwhile. One program fills a multiprocessor: what it does not overlap
+waits. Where a query's keys are in parts, `combine` adds up their outputs, kept in the dtype of q (an eighth more error
+than without parts, half of the traffic of float32).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from minidsv41.kernels.attention_rows import (
     pairs,
     places,
 )
+from minidsv41.kernels.fragments import by_thread
 from minidsv41.kernels.launch import launch, starts_early
 from minidsv41.ops.rows import Rows, Span
 
@@ -127,12 +128,6 @@ def attend(
 
 
 @triton.jit
-def held(x):
-    """x [HEADS, N] so that a sum over axes 2 and 4 is over what one thread holds of a product, without any other."""
-    return x.reshape(x.shape[0], 2, x.shape[1] // 16, 4, 2)
-
-
-@triton.jit
 def joined(s, keys, rows, lowest, m, total, acc, SCALE: tl.constexpr, PRECISION: tl.constexpr):
     """Keys with products s [heads, N] join the softmax: maximum m (base 2), denominator in eight parts, outputs."""
     N: tl.constexpr = s.shape[1]
@@ -141,8 +136,8 @@ def joined(s, keys, rows, lowest, m, total, acc, SCALE: tl.constexpr, PRECISION:
         s = tl.where((tl.load(rows + tl.arange(0, N)) >= 0)[None, :], s, float("-inf"))
     top = tl.maximum(m, tl.max(s, 1) * (SCALE * LOG2E))
     p, less = tl.exp2(s * (SCALE * LOG2E) - top[:, None]), tl.exp2(m - top)
-    same = tl.max(tl.max(held(tl.broadcast_to(less[:, None], s.shape)), 4), 2)  # `less`, where the threads hold `total`
-    total = total * same + tl.sum(tl.sum(held(p), 4), 2)
+    same = tl.max(tl.max(by_thread(tl.broadcast_to(less[:, None], s.shape)), 4), 2)  # `less`, placed as `total` is
+    total = total * same + tl.sum(tl.sum(by_thread(p), 4), 2)
     acc = tl.dot(p.to(keys.dtype), keys, acc * less[:, None], input_precision=PRECISION)
     return top, total, acc
 

@@ -50,6 +50,12 @@ def lines_of(LINES: tl.constexpr, GROUPS: tl.constexpr):
 
 
 @triton.jit
+def by_thread(x):
+    """x [lines, N] so that axes 2 and 4 are what one thread holds of a product whose columns two warps share."""
+    return x.reshape(x.shape[0], 2, x.shape[1] // 16, 4, 2)
+
+
+@triton.jit
 def held(x):
     """x itself, which stays in registers: what is loaded would by itself be multiplied from shared memory."""
     if ON_CARD and x.dtype == tl.bfloat16:
