@@ -129,4 +129,4 @@ def ceilings() -> str:
     reached = (
         f"copy {run['ceilings']['copy']:,.0f} GB/s, BF16 {run['ceilings']['matmul']:.0f} TFLOP/s" for run in runs
     )
-    return "in the same run: " + "; ".join(reached)
+    return "in the same run: " + "; ".join(dict.fromkeys(reached))
