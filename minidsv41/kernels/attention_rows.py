@@ -15,7 +15,7 @@ from torch import Tensor
 
 from minidsv41.formats import MAIN, WINDOW, Format
 from minidsv41.kernels import codes
-from minidsv41.kernels.launch import INTERPRETED, dot_type, native_fp8, require
+from minidsv41.kernels.launch import INTERPRETED, capability, dot_type, native_fp8, require
 from minidsv41.ops.rows import Rows, Span
 
 LARGE = (9, 10)  # generations of cards with 227 KB of shared memory a program
@@ -213,7 +213,7 @@ def check(q: Tensor, sink: Tensor, span: Span, rotation: tuple[Tensor, Tensor] |
 
 def generation(device: torch.device) -> int:
     """The first number of a card's capability; Hopper's where there is no card."""
-    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 9
+    return capability(device)[0] or 9
 
 
 def places(span: Span) -> dict[str, Tensor]:

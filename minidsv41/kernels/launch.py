@@ -119,6 +119,7 @@ def disassembled(cubin: bytes) -> tuple[str, str]:
 
 
 RECORDING: list[list[Launch]] = []
+CARDS: list[tuple[int, int]] = []  # of each block that records, the card that meta tensors stand for
 
 
 def launch(
@@ -145,23 +146,35 @@ def launch(
 
 
 @contextmanager
-def recorded() -> Iterator[list[Launch]]:
-    """Collect the launches of the block instead of running them: tensors may be on the meta device."""
+def recorded(card: tuple[int, int] = (0, 0)) -> Iterator[list[Launch]]:
+    """Collect the launches of the block instead of running them: tensors may be on the meta device.
+
+    card: whose launches they shall be, by its capability; (0, 0): as without a card.
+    """
     RECORDING.append([])
+    CARDS.append(card)
     try:
         yield RECORDING[-1]
     finally:
         RECORDING.pop()
+        CARDS.pop()
+
+
+def capability(device: torch.device) -> tuple[int, int]:
+    """Of the GPU, or of that which meta tensors stand for; (0, 0) of none."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device)
+    return CARDS[-1] if CARDS and device.type == "meta" else (0, 0)
 
 
 def starts_early(device: torch.device) -> bool:
     """Whether the card can start a kernel before the one before it has ended (Hopper and later)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return capability(device) >= (9, 0)
 
 
 def native_fp8(device: torch.device) -> bool:
     """Whether the card converts E4M3 by itself (Ada, Hopper and later); elsewhere integers do it."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+    return capability(device) >= (8, 9)
 
 
 def dot_type(dtype: torch.dtype) -> tl.dtype:
