@@ -12,29 +12,29 @@ import argparse
 import gc
 import inspect
 import json
-import multiprocessing
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 import minidsv41.kernels as package
+from minidsv41.kernels.bench.ahead import Call, compiled, compilers, dismiss, waited
 from minidsv41.kernels.bench.case import Case
 from minidsv41.kernels.bench.ceilings import Ceilings
 from minidsv41.kernels.bench.run import Bench, cases
 from minidsv41.kernels.bench.timing import GraphTimer, first_line
 from minidsv41.kernels.bench.worker import prepare
-from minidsv41.kernels.launch import Launch, recorded
+from minidsv41.kernels.launch import recorded
 from minidsv41.replaced import replaced
 
 SPILLS = 100  # values that a thread may keep outside of its registers: window attention's own tile keeps 90 there
@@ -122,35 +122,6 @@ def candidates(chooser: Chooser, default: Any) -> list[Any]:
     return [tile for tile in dict.fromkeys(own or neighbours(default)) if tile != default]
 
 
-@dataclass(frozen=True)
-class Place:
-    """All that the compiler wants to know of a tensor: its type, and how far it begins from a multiple of 16 bytes."""
-
-    dtype: torch.dtype
-    off: int
-
-    def data_ptr(self) -> int:
-        return self.off
-
-
-class Call(NamedTuple):
-    """A launch without its tensors, for another process to compile."""
-
-    module: str
-    kernel: str
-    grid: tuple[int, ...]
-    args: dict[str, Any]
-    options: dict[str, int]
-
-    @classmethod
-    def of(cls, made: Launch) -> Call:
-        args = {
-            name: Place(value.dtype, value.data_ptr() % 16) if isinstance(value, torch.Tensor) else value
-            for name, value in made.args.items()
-        }
-        return cls(made.kernel.fn.__module__, made.kernel.fn.__name__, made.grid, args, made.options)
-
-
 def calls_of(run: Callable[[], object]) -> list[Call]:
     """What it would launch."""
     with recorded() as launches:
@@ -178,34 +149,6 @@ def asked(run: Callable[[], object]) -> tuple[list[Call], dict[Chooser, list[tup
             if calls != own:
                 found.setdefault(chooser, []).append((tile, calls))
     return own, found
-
-
-def compiled(calls: list[Call]) -> dict[str, Any]:
-    """Compile them, and load them -> registers and spills at most."""
-    made = []
-    for call in calls:
-        kernel = getattr(import_module(call.module), call.kernel)
-        kernel = kernel.warmup(grid=call.grid, **call.args, **call.options)
-        kernel._init_handles()
-        made.append(kernel)
-    return {"registers": max(k.n_regs for k in made), "spills": max(k.n_spills for k in made)}
-
-
-def attend() -> None:
-    """The start of a compiling process, which ends with the one that started it, in whatever way."""
-
-    def follow() -> None:
-        multiprocessing.parent_process().join()
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
-    torch.zeros(1, device="cuda")
-
-
-def dismiss() -> None:
-    """End the compiling processes."""
-    for child in multiprocessing.active_children():
-        child.kill()
 
 
 def stop(reason: str, status: int = 0) -> None:
@@ -263,10 +206,7 @@ class Sweep:
             }
             print(f"{name}: {sum(map(len, tiles.values()))} tiles, {self.left():.0f} s left", flush=True)
         futures = [future for tiles in found.values() for own in tiles.values() for _, future in own]
-        waiting = set(futures)
-        while waiting and time.monotonic() < late:
-            waiting = wait(waiting, timeout=max(0.0, min(10.0, late - time.monotonic()))).not_done
-            done = len(futures) - len(waiting)
+        for done in waited(futures, late):
             print(f"{done} of {len(futures)} tiles compiled, {self.left():.0f} s left", flush=True)
         self.pool.shutdown(wait=False, cancel_futures=True)
         dismiss()  # they would take time and memory from what is measured
@@ -386,8 +326,7 @@ def main() -> None:
     watch.daemon = True
     watch.start()
     end = time.monotonic() + 60 * args.minutes - 5
-    pool = ProcessPoolExecutor(args.processes, multiprocessing.get_context("spawn"), initializer=attend)
-    sweep = Sweep(pool, end, args.into)
+    sweep = Sweep(compilers(args.processes), end, args.into)
     try:
         stop(f"{sweep.run(named(args.only))} rows in {args.into}")
     except BaseException as error:

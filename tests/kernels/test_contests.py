@@ -10,20 +10,17 @@ import time
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 from rich.console import Console
-from triton.backends.compiler import GPUTarget
-from triton.compiler.compiler import make_backend
-from triton.runtime import jit
 from typer.testing import CliRunner
 
 from minidsv41.cli import app
 from minidsv41.kernels.bench import ceilings, record, run, seam, worker
+from minidsv41.kernels.bench.ahead import Call, Place
 from minidsv41.kernels.bench.case import Case, Contest
 from minidsv41.kernels.bench.ceilings import Ceilings
 from minidsv41.kernels.bench.timing import GraphTimer, Timing
@@ -326,24 +323,15 @@ def test_a_wrong_tile_wins_nothing():
     assert lines[0] == "c: default 9 µs" and "7 µs  -22%" in lines[1] and "2 of 3 tiles timed" in lines[-1]
 
 
-def key_of(call: tune_kernels.Call) -> str:
-    """What a compiled kernel is found by, on a card that need not be here: types, constants, alignments, options."""
-    kernel = getattr(import_module(call.module), call.kernel).fn
-    kernel = jit.JITFunction(kernel)  # also where kernels are interpreted
-    bind = jit.create_function_from_signature(kernel.signature, kernel.params, make_backend(GPUTarget("cuda", 90, 32)))
-    _, specialization, options = bind(**call.args, **call.options)
-    return jit.compute_cache_key({}, specialization, options)
-
-
 @pytest.mark.parametrize("name", specimens())
 def test_kernels_compiled_without_inputs_are_those_that_a_launch_looks_for(name):
     with recorded() as launches:
         specimens()[name]()
     assert launches
     for made in launches:
-        sent = tune_kernels.Call.of(made)
-        assert any(isinstance(value, tune_kernels.Place) for value in sent.args.values())
-        assert key_of(pickle.loads(pickle.dumps(sent))) == key_of(sent._replace(args=made.args))
+        sent = Call.of(made)
+        assert any(isinstance(value, Place) for value in sent.args.values())
+        assert pickle.loads(pickle.dumps(sent)).key(90) == sent._replace(args=made.args).key(90)
 
 
 def test_where_a_tensor_begins_is_part_of_what_is_compiled():
@@ -353,9 +341,9 @@ def test_where_a_tensor_begins_is_part_of_what_is_compiled():
     apart = whole | {"seq": whole["seq"][1:]}  # 8 bytes on
     keys = []
     for args in (whole, apart):
-        sent = tune_kernels.Call.of(replace(launches[0], args=args))
-        keys.append(key_of(sent))
-        assert keys[-1] == key_of(sent._replace(args=args))
+        sent = Call.of(replace(launches[0], args=args))
+        keys.append(sent.key(90))
+        assert keys[-1] == sent._replace(args=args).key(90)
     assert keys[0] != keys[1]
 
 
