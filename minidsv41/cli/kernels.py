@@ -152,6 +152,9 @@ def bench_model(
     versions: Annotated[str, typer.Option(help="auto, plain or kernels.")] = "auto",
     device: Annotated[str, typer.Option(help="cuda (in bfloat16) or cpu (in float32).")] = "cuda",
     threads: Annotated[int, typer.Option(min=1)] = 1,
+    processes: Annotated[
+        int | None, typer.Option(min=0, help="That compile beforehand; one a core, at most 14.")
+    ] = None,
     into: Annotated[Path | None, typer.Option(help="The folder of the record; data/records if not given.")] = None,
 ) -> None:
     """Take prompts in and decode behind them at each length: time of a step, what the length adds, and its floor.
@@ -166,7 +169,9 @@ def bench_model(
     require_versions(versions)
     chosen = {"contexts": contexts, "batches": batches, "parts": parts}
     sizes = {name: tuple(value) for name, value in chosen.items() if value}
+    processes = min(14, os.cpu_count() or 1) if processes is None else processes
     settings = dict(chunk=chunk, repeats=repeats, patience=patience, limit=limit, versions=versions, threads=threads)
+    settings["processes"] = processes if device == "cuda" else 0
     if synthetic:
         settings["prefill_to"] = 0
     config = model.ModelBench(preset=preset, device=device, **sizes, **settings)

@@ -91,7 +91,7 @@ def test_without_the_pool_none_is_built_and_none_restricts():
 
     with replaced(ops, "index_select", lambda original: given):
         assert ops.index_select(*"qwkv", 1, "pool") == "pool"
-        with bench.unrestricted():
+        with Step(96, 1, pool=False).restricted():
             assert ops.index_select(*"qwkv", 1, "pool") is None
 
 

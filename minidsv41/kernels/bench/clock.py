@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
 import torch
+
+from minidsv41.replaced import replaced
 
 
 class Clock:
@@ -44,6 +47,23 @@ class Clock:
         found = torch.cuda.max_memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         return found
+
+
+@contextmanager
+def compiling() -> Iterator[list[str]]:
+    """Names of the Triton kernels that this process first met within the block: compiled, or read from the disk."""
+    names: list[str] = []
+    try:
+        from triton import knobs
+    except ImportError:
+        yield names
+        return
+
+    def note(*, fn: Any, **others: Any) -> None:
+        names.append(fn.name)
+
+    with replaced(knobs.runtime, "jit_post_compile_hook", lambda before: note):
+        yield names
 
 
 def copy_speed(clock: Clock, device: torch.device) -> float:

@@ -29,6 +29,18 @@ def random_model(config: ModelConfig, *, device: torch.device, dtype: torch.dtyp
 
 def fill(cache: Cache, length: int, count: int, generator: torch.Generator) -> list[State]:
     """Sequences of `length` tokens each, whose records are random: nobody computed them."""
+    states = placed(cache, length, count)
+    for state in states:
+        for pair in state.open_pairs.values():
+            pair.normal_(generator=generator)
+        state.history.random_(cache.config.engram_compressed_vocab_size, generator=generator)
+    for pool in cache.pools.values():
+        scramble(pool, generator)
+    return states
+
+
+def placed(cache: Cache, length: int, count: int) -> list[State]:
+    """Sequences of `length` tokens each in pages of their own, in which nothing is written."""
     states, window = [], cache.config.sliding_window
     for _ in range(count):
         state = cache.new()
@@ -36,12 +48,7 @@ def fill(cache: Cache, length: int, count: int, generator: torch.Generator) -> l
         state.entries = {page: cache.entries.take() for page in range(-(-length // PAGE))}
         first = max(0, length - window) // PAGE
         state.windows = {page: cache.windows.take() for page in range(first, -(-length // PAGE))}
-        for pair in state.open_pairs.values():
-            pair.normal_(generator=generator)
-        state.history.random_(cache.config.engram_compressed_vocab_size, generator=generator)
         states.append(state)
-    for pool in cache.pools.values():
-        scramble(pool, generator)
     return states
 
 

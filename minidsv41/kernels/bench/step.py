@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from minidsv41 import ops
 from minidsv41.cache.state import CacheFormat
 from minidsv41.config import ModelConfig
+from minidsv41.replaced import replaced
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,19 @@ class Step:
                 n = min(n, c.candidate_topk_blocks * c.candidate_block_size)
             keys += n
         return self.batch * keys * row_bytes
+
+    def restricted(self) -> AbstractContextManager:
+        """The block in which the step runs."""
+        return nullcontext() if self.pool else unrestricted()
+
+
+def unrestricted() -> AbstractContextManager:
+    """No pool is built, so that every selection looks at all that is visible."""
+    return replaced(
+        ops,
+        "index_select",
+        lambda select: lambda q, w, keys, visible, k, pool, **kw: select(q, w, keys, visible, k, None, **kw),
+    )
 
 
 def compare(steps: list[dict[str, Any]], speed: float) -> None:
