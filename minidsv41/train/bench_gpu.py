@@ -83,19 +83,21 @@ def measure(
     save: Callable[[dict], object] = lambda results: None,
     clock: Callable[[], float] | None = None,
 ) -> dict:
-    """All runs, contenders in turn for each seed; `save` is given the results after each."""
+    """All runs, contenders in turn for each seed; `save` is given the results after each.
+
+    A run is expected to take as many of the last one's steady steps: what its first steps compiled is not done again.
+    """
     torch.set_num_threads(c.threads)
     clock = clock or (waited if c.device == "cuda" else time.perf_counter)
     end, took, runs = clock() + 60 * c.minutes, {}, {name: {} for name in c.contenders}
     results: dict = {}
     for seed in c.seeds:
         for name in c.contenders:
-            began = clock()
-            if began + took.get(name, 0.0) > end:
+            if clock() + took.get(name, 0.0) > end:
                 runs[name][seed] = {"skipped": "the time was up"}
             else:
                 runs[name][seed] = train(name, seed, text, c, clock=clock)
-                took[name] = clock() - began
+                took[name] = c.steps * median(runs[name][seed]["seconds"][c.warm :])
             results = {"summary": summary(runs, c), "runs": runs}
             save(results)
     return results
