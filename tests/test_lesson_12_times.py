@@ -52,7 +52,10 @@ def kernels(rows: list[dict]) -> dict:
 
 
 def model(steps: list[dict]) -> dict:
-    prefill = [{"tokens": 4089, "bytes_per_token": 890.0}, {"tokens": 9, "bytes_per_token": 1.0, "stopped_after": 3}]
+    """Of the prompts only the first one's time is its own."""
+    row = {"tokens": 9, "bytes_per_token": 1.0, "compiled_during": 0}
+    prefill = [row | {"bytes_per_token": 890.0}, row | {"stopped_after": 3}, row | {"compiled_during": 2}]
+    prefill.append({"tokens": 9, "bytes_per_token": 1.0})  # nobody looked
     results = {"prefill": prefill, "steps": steps, "copy_bytes_per_second": 4e12}
     return {"kind": "model", "machine": MACHINE, "settings": {"preset": "geometry"}, "results": results}
 
