@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from typer.main import get_command
 
 from minidsv41.cli import app
@@ -147,7 +149,7 @@ def test_a_table_in_host_memory_has_the_bus_as_its_floor(folder: Path):
 def test_seams_are_drawn_by_tokens_and_a_gpu_of_this_machine_beside_them(folder: Path):
     put(folder, measured.RECORD, kernels(ROWS))
     lines = measured.crossings(peers.points(PEERS, FLASH), ON)
-    assert lines["one launch"] == {1: 12.0, 4096: 150.0} and lines["three launches"] == {1: 16.0, 4096: 250.0}
+    assert lines["one pass"] == {1: 12.0, 4096: 150.0} and lines["three passes"] == {1: 16.0, 4096: 250.0}
     here = live.Live({("T=4,096", "kernel"): 90.0, ("T=4,096", "plain"): 9e3}, "rings: this machine's card, now")
     assert figures.png(timing.seams(lines, live=here)) != figures.png(timing.seams(lines, live=live.Live()))
 
@@ -201,6 +203,34 @@ def test_a_break_even_is_told_as_far_as_the_record_goes():
     assert absorbing.break_even(results(None, 1, 2)) == "fewer than 2 queries"
     settings = {"heads": 128, "prefix": 4096, "nope": 128, "rope": 64, "v": 128, "device": "cuda"}
     assert absorbing.written(settings, 164) == 4260 * 128 * 320 * 2
+
+
+def test_a_climb_is_microseconds_for_one_query_more():
+    seconds = [{"queries": n, "naive": max(5e-4, n * 1e-5)} for n in (1, 16, 64, 384)]
+    assert absorbing.climb({"seconds": seconds}, "naive") == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "helper"), [(1, "finish"), (128, "finish"), (4096, "pack_weights"), (32768, "pack_weights")]
+)
+def test_one_pass_of_the_seam_is_two_launches_and_three_are_four(tokens: int, helper: str):
+    pytest.importorskip("triton")
+    from minidsv41.kernels.launch import recorded
+    from minidsv41.kernels.seam import seam
+    from minidsv41.kernels.seam_steps import seam_in_steps
+    from minidsv41.ops.seam import Next
+
+    made = partial(torch.empty, device="meta")
+    given = [made(tokens, 4, 5120, dtype=torch.bfloat16), made(tokens, 5120, dtype=torch.bfloat16)]
+    given += [made(tokens, 4), made(tokens, 4), made(tokens, 4, 4)]
+    into = Next(made(24, 4 * 5120), made(24), made(3), made(5120), 1e-20, 1e-6, 20)
+    found = []
+    for cross in (seam, seam_in_steps):
+        with recorded((9, 0)) as launches:
+            cross(*given, into)
+        found.append({launch.kernel.__name__ for launch in launches})
+        assert len(launches) == len(found[-1])
+    assert found == [{"cross", helper}, {"update", "cross", helper, "collapse"}]
 
 
 def test_both_clocks_stand_side_by_side():
@@ -275,7 +305,7 @@ def test_recorded_bytes_are_those_of_the_ledger():
         assert p.work.bytes(p.tokens) == pytest.approx(timed[name]["bytes"], rel=0.02), name
 
 
-def test_one_launch_is_ahead_of_three_and_a_pool_of_all_keys():
+def test_one_pass_is_ahead_of_three_and_a_pool_of_all_keys():
     shipped(measured.RECORD)
     one, three = measured.rows("seam"), measured.rows("seam", "three_step")
     for shape in ("T=4,096", "T=32,768"):

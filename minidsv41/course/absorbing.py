@@ -15,6 +15,12 @@ def break_even(results: dict[str, Any]) -> str:
     return f"fewer than {rows[0]['queries'] + 1} queries"
 
 
+def climb(results: dict[str, Any], form: str, *, start: int = 64) -> float:
+    """µs for one query more, from `start` queries to the most that were timed."""
+    first, last = next(row for row in results["seconds"] if row["queries"] >= start), results["seconds"][-1]
+    return 1e6 * (last[form] - first[form]) / (last["queries"] - first["queries"])
+
+
 def written(settings: dict[str, Any], queries: int) -> int:
     """Bytes of keys and values that the expanded form writes out for all heads, and reads again."""
     size = 2 if settings.get("device") == "cuda" else 4

@@ -90,10 +90,10 @@ def short(us: float | None) -> str:
 
 
 def crossings(peers: list[Point], on: Card) -> dict[str, dict[int, float]]:
-    """µs of a seam by tokens: its floor, this package's kernel and its three steps, and the best of others."""
+    """µs of a seam by tokens: its floor, this package's one pass and its three, and the best of others."""
     others = [p for p in peers if p.work.name == "seam"]
     lines = {"floor": {p.tokens: p.floor(on) for p in others}, "best peer": {p.tokens: p.us for p in others}}
-    for name, contestant in (("one launch", "kernel"), ("three launches", "three_step")):
+    for name, contestant in (("one pass", "kernel"), ("three passes", "three_step")):
         lines[name] = {number(shape[2:]): row["median_us"] for shape, row in rows("seam", contestant).items()}
     return {name: dict(sorted(line.items())) for name, line in lines.items() if line}
 

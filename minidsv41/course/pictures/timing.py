@@ -58,7 +58,7 @@ def bars(given: Sequence[Bar], *, live: Live, log: bool = False) -> Figure:
 
 def seams(lines: dict[str, dict[int, float]], *, live: Live) -> Figure:
     """µs over tokens: the floor, and a line for each way to cross a seam; rings: this machine."""
-    shades = {"floor": "query", "one launch": "main", "three launches": "window", "best peer": "other"}
+    shades = {"floor": "query", "one pass": "main", "three passes": "window", "best peer": "other"}
     fig, ax = figure(360)
     for name, found in lines.items():
         style = dict(lw=1.2, ls="--") if name == "floor" else dict(lw=1.8, marker="o", ms=5)
