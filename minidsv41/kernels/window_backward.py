@@ -32,7 +32,7 @@ class WindowTile(NamedTuple):
     stages: int = 1
 
 
-TILES = {"prompts": [WindowTile(64, 16), WindowTile(32, 32)]}  # to be measured
+TILES = {"prompts": [WindowTile(64, 16), WindowTile(32, 32)]}  # for a sweep
 
 
 def window_tile(rows: int, heads: int, dtype: torch.dtype, card: int) -> WindowTile:
