@@ -1,4 +1,5 @@
-"""For tests and notebooks alike: one thread, and no way out of this machine, here and in every process started."""
+"""For tests and notebooks alike: one thread, the same examples each time, and no way out of this machine, here and in
+every process started."""
 
 import os
 import sys
@@ -13,5 +14,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [BLOCKED, os.environ.get
 sys.path.insert(0, BLOCKED)
 
 import loopback_only  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
 loopback_only.install()
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")  # other examples: pytest --hypothesis-profile=default
