@@ -295,6 +295,15 @@ def test_each_missed_target_has_its_limiter():
     assert not [name for name in missed if not limiters.limiter(name)]
 
 
+def test_what_limiters_say_of_engram_follows_from_the_record():
+    shipped(measured.RECORD)
+    both, host = measured.rows("engram"), measured.rows("engram_read").get("host table T=4,096")
+    assert all(1 < row["median_us"] / measured.floor(row, ON, FLASH) < 1.07 for row in both.values()) and both
+    assert "within 7 %" in limiters.limiter("engram read and gate T=4,096")
+    rate = 4096 * 24 * 264 / host["median_us"] / 1e3  # GB/s of rows over the link
+    assert round(rate) == 25 and "at 25" in limiters.limiter("engram_read host table T=4,096")
+
+
 def test_recorded_bytes_are_those_of_the_ledger():
     shipped(measured.RECORD)
     timed = measured.rows()

@@ -65,11 +65,7 @@ def select_tile(length: int, k: int, dtype: torch.dtype, *, pool: bool) -> Tile:
 ONE, SEVERAL = Tile(1, 128, 2048, 1024, registers=128), Tile(4, 64, 2048, 1024, programs=264)
 TILES = {  # what a sweep tries beside what is chosen: stages were swept before scales of few keys were fetched ahead
     "one query": [ONE._replace(stages=7), ONE._replace(keys=64, programs=660, registers=96)],
-    "several queries": [
-        SEVERAL._replace(stages=7),
-        SEVERAL._replace(rows=2),
-        SEVERAL._replace(rows=2, programs=396, registers=168),
-    ],
+    "several queries": [SEVERAL._replace(stages=7), SEVERAL._replace(rows=2)],
 }
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from minidsv41.formats import MAIN, WINDOW
 from minidsv41.kernels.attention_rows import check, generation, specimen_rows
 from minidsv41.kernels.attention_split import Tile, attend, tile_for
-from minidsv41.kernels.launch import native_fp8, require
+from minidsv41.kernels.launch import capability, native_fp8, require
 from minidsv41.kernels.window_runs import RunTile, by_run
 from minidsv41.ops.rows import Rows, Span
 
@@ -55,7 +55,8 @@ def window_attention(
     if tile is None and window.format is not MAIN:
         tile = run_tile_for(tokens, heads, width, sequences, q.dtype, card)
     if isinstance(tile, RunTile):
-        require(card != 8 or not native_fp8(q.device), "queries in runs on sm_89: allowed is one query a program")
+        supported = card == 9 or card == 8 and not native_fp8(q.device)
+        require(supported, f"queries in runs on {capability(q.device)}: allowed is one query a program")
         require(window.format is not MAIN, "window.format = main in runs: allowed are window rows and plain ones")
         out, lse = by_run(q, window, sink, span, rotation, tile, with_lse=with_lse)
     else:

@@ -110,3 +110,14 @@ def test_what_is_not_supported_is_refused():
 def test_a_small_bench_case_is_right(device):
     contest = bench.contest(6, 2, 4, 64, 8, device, 1)
     assert contest.error() < contest.tolerance
+
+
+@pytest.mark.parametrize("card", [(8, 9), (10, 0)])
+def test_runs_are_refused_on_cards_that_they_were_not_made_for(card):
+    """Compiled for Blackwell, `runs` would store nothing at all."""
+    x = Problem([8], starts=[7], device="meta")
+    with recorded(card), pytest.raises(Unsupported, match="queries in runs on"):
+        answer(x, RUNS)
+    with recorded(card) as launches:
+        answer(x, Tile(16, 16, 1, 4, 1))
+    assert launches
