@@ -293,9 +293,9 @@ def test_a_tile_is_forced_and_the_default_comes_back():
     assert [c.file for c in chosen] == ["attention_split"]
 
 
-def test_only_tiles_that_change_the_timed_call_are_tried():
+def test_only_tiles_that_change_the_timed_call_are_tried(device):
     """The timed call of the seam's backward pass does not run forward, though it needs that once before."""
-    own, tiles = tune_kernels.asked(seam.backward(5, 64).build(CPU, 0).runs["kernel"])
+    own, tiles = tune_kernels.asked(seam.backward(5, 64).build(device, 0).runs["kernel"])
     assert own and [chooser.file for chooser in tiles] == ["seam_backward"]
     assert all(calls != own for tried in tiles.values() for _, calls in tried)
     assert pickle.loads(pickle.dumps(own)) == own
