@@ -6,6 +6,7 @@ from math import isqrt
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -27,9 +28,7 @@ class Next(NamedTuple):
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """x [..., C] over its root mean square, times weight [C]; statistics in at least float32."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    wide = wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
-    return (wide if weight is None else wide * weight).to(x.dtype)
+    return F.rms_norm(x, x.shape[-1:], weight, eps)
 
 
 def sinkhorn(logits: Tensor, iters: int, eps: float) -> Tensor:
