@@ -2,9 +2,10 @@
 
 `write`: half of a warp takes a row, in pieces of 128 channels, so that one instruction does the same for two rows.
 A row is read and stored once, in bf16: 1,024 B in, 256 B of angles, 288 B (main) or 528 B (window) out. Bytes and
-instructions limit it together: two rows of main take about 590, 10 us of them at 32,768 rows beside 12 us of bytes. All
-that comes from afar is asked for first, and nothing is stored before the last piece is packed, so that no load has to
-wait for a store and pieces are packed side by side.
+instructions limit it together: two rows of main take about 520, 9 us of them at 32,768 rows beside 12 us of bytes; half
+of them are of the unit that begins one every second cycle. All that comes from afar is asked for first, and nothing is
+stored before the last piece is packed, so that no load has to wait for a store and pieces are packed side by side. A
+program may walk over several groups of rows; then it asks for the next one while it packs.
 
 `pool`: a program for each token: that which closes a pair takes its own row and the one before (this call's, or the
 open pair of the last), the others leave a row of zeros, so that shapes do not depend on positions. Another for each
@@ -21,29 +22,31 @@ import triton.language as tl
 from torch import Tensor
 
 from minidsv41.formats import INDEX, MAIN, WINDOW, Format
-from minidsv41.kernels.launch import launch, native_fp8, require
-from minidsv41.kernels.packing import (
-    ACTIVATIONS,
-    angles,
-    inverse_rms,
-    packed,
-    physical,
-    rounded,
-    stored,
-    turned,
-    widened,
-)
+from minidsv41.kernels.launch import launch, native_fp8, require, starts_early
+from minidsv41.kernels.new_keys import angles, asked, inverse_rms, turned, written
+from minidsv41.kernels.packing import ACTIVATIONS, packed, physical, rounded, stored
 from minidsv41.ops import Batch, Rows, closed
 
 
 class Tile(NamedTuple):
-    """Rows of a program, and its warps."""
+    """Rows that a program takes at once, and its warps; how often it does so, the next asked for before it packs."""
 
     rows: int = 2
     warps: int = 1
+    steps: int = 1
+    early: bool = False  # programs start while the kernel before them still ends, and wait for it then
 
 
-TILES = {"rows": [Tile(rows, warps) for warps in (1, 2, 4) for rows in (2 * warps, 4 * warps)]}
+TILES = {
+    "rows": [
+        Tile(early=True),
+        *(Tile(2 * warps, warps, steps, early=True) for steps in (6, 3, 2, 12, 4) for warps in (1, 2)),
+        Tile(4, 2, early=True),
+        Tile(8, 4, 6, early=True),
+        Tile(2, 1, 6),
+        Tile(4, 2, 6),
+    ]
+}
 
 
 def tile_of(rows: int) -> Tile:
@@ -55,33 +58,25 @@ def write(
     x, norm, cos, sin, seq, index, table, data, scales, n, stride, pages, eps,
     D: tl.constexpr, R: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr,
     GROUP: tl.constexpr, WORD: tl.constexpr, FORM: tl.constexpr, TYPE: tl.constexpr, FP8: tl.constexpr,
+    STEPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    row, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDE)
-    live = row < n
-    row = tl.minimum(row, n - 1).to(tl.int64)  # beyond the last row it comes again, not to be stored
-    own, entry = tl.load(seq + row), tl.load(index + row)
-    c, s = angles(row, cos, sin, WIDE, R)
-    tl.debug_barrier()  # these are asked for here: the compiler would do so where they are needed
-    here = x + row[:, None] * stride + d[None, :]
-    pieces = ()
-    for first in tl.static_range(0, D, WIDE):
-        pieces += (tl.load(here + first),)
-    at = physical(table, own, tl.where(live, entry, -1), pages, PAGE)
-    squares = tl.zeros([ROWS, WIDE], tl.float32)
-    for i in tl.static_range(D // WIDE):
-        piece = widened(pieces[i], TYPE)
-        squares += piece * piece
-    factor = inverse_rms(tl.sum(squares, 1), D, eps)[:, None]
-    packs = ()
-    for i in tl.static_range(D // WIDE):
-        gain = tl.load(tl.broadcast_to((norm + i * WIDE + d)[None, :], ROWS, WIDE)).to(tl.float32)
-        piece = rounded(widened(pieces[i], TYPE) * factor * gain, TYPE)
-        if i == D // WIDE - 1:
-            piece = turned(piece, c, s, TYPE)
-        packs += (packed(piece, GROUP, FORM, TYPE, FP8),)
-    for i in tl.static_range(D // WIDE):
-        words, groups = packs[i]
-        stored(words, groups, at, data, scales, i * WIDE, D, GROUP, WORD)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    P: tl.constexpr = D // WIDE
+    WORDS: tl.constexpr = tl.bfloat16 == TYPE and STEPS > 1  # which stay whole where a loop carries them
+    row = tl.program_id(0) * (ROWS * STEPS) + tl.arange(0, ROWS)
+    own, entry, c, s, pieces = asked(x, cos, sin, seq, index, row, n, stride, P, R, WIDE, WORDS)
+    if STEPS == 1:
+        at = physical(table, own, tl.where(row < n, entry, -1), pages, PAGE)
+        written(pieces, c, s, at, norm, data, scales, eps, D, WIDE, ROWS, GROUP, WORD, FORM, TYPE, FP8)
+    else:
+        for step in tl.range(STEPS, num_stages=1, disable_licm=True):
+            at = physical(table, own, tl.where(row < n, entry, -1), pages, PAGE)
+            row += tl.where(step < STEPS - 1, ROWS, 0)
+            own, entry, c1, s1, others = asked(x, cos, sin, seq, index, row, n, stride, P, R, WIDE, WORDS)
+            written(pieces, c, s, at, norm, data, scales, eps, D, WIDE, ROWS, GROUP, WORD, FORM, TYPE, FP8)
+            c, s, pieces = c1, s1, others
 
 
 def kv_write(
@@ -102,9 +97,10 @@ def kv_write(
     n, D = x.shape
     shared = arguments(norm, rotation_cos, rotation_sin, into, seq, index, n, D)
     tile = tile or tile_of(n)
+    early = tile.early and starts_early(x.device)
     launch(
-        write, (triton.cdiv(n, tile.rows),), x=x, n=n, stride=x.stride(0), eps=eps, ROWS=tile.rows,
-        TYPE=ACTIVATIONS[x.dtype], num_warps=tile.warps, **shared,
+        write, (triton.cdiv(n, tile.rows * tile.steps),), x=x, n=n, stride=x.stride(0), eps=eps, ROWS=tile.rows,
+        STEPS=tile.steps, PDL=early, TYPE=ACTIVATIONS[x.dtype], num_warps=tile.warps, early=early, **shared,
     )  # fmt: skip
 
 
@@ -202,7 +198,7 @@ def pool_write(
     launch(
         pool, (T + S,), pairs=pairs.contiguous(), before=before.contiguous(), offset=batch.offset,
         starts=batch.cu_seqlens, latents=latents, opened=opened, T=T, eps=eps, TYPE=ACTIVATIONS[into.dtype],
-        num_warps=tile.warps if tile else 1, **shared,
+        num_warps=tile.warps if tile else 1, maxnreg=72, **shared,
     )  # fmt: skip
     return latents, opened
 

@@ -25,20 +25,31 @@ def rounded(x, TYPE: tl.constexpr):
     if INTERPRETED:
         bits = x.to(tl.int32, bitcast=True)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
-    return tl.inline_asm_elementwise(  # two at a time; `x.to(TYPE)` would convert one by one, on a slow unit
-        "{.reg .b32 t; cvt.rn.bf16x2.f32 t, $3, $2; shl.b32 $0, t, 16; and.b32 $1, t, 0xffff0000;}",
-        "=r,=r,r,r", [x], tl.float32, True, 2,
-    )  # fmt: skip
+    return tl.inline_asm_elementwise(  # beside a zero, so that it need not be taken out of a pair
+        "cvt.rn.bf16x2.f32 $0, $1, 0f00000000;", "=r,r", [x], tl.float32, True, 1
+    )
 
 
 @triton.jit
 def widened(x, TYPE: tl.constexpr):
-    """Numbers of TYPE, an even number in each thread, as float32."""
-    if INTERPRETED or tl.float32 == TYPE:
-        return x.to(tl.float32)
-    return tl.inline_asm_elementwise(  # one instruction each, where `x.to` takes two for every second one
-        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=&r,=r,r", [x], tl.float32, True, 2
-    )
+    """Numbers of TYPE, an even number in each thread, or words of two of them [M, N], as float32."""
+    if x.dtype == tl.int32:
+        low, high = (x << 16).to(tl.float32, bitcast=True), (x & -65536).to(tl.float32, bitcast=True)
+        x = tl.join(low, high).reshape(x.shape[0], 2 * x.shape[1])
+    elif INTERPRETED or tl.float32 == TYPE:
+        x = x.to(tl.float32)
+    else:  # one instruction each, where `x.to` takes two for every second one
+        x = tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=&r,=r,r", [x], tl.float32, True, 2
+        )
+    return x
+
+
+@triton.jit
+def words_of(x):
+    """bfloat16 [M, N] as int32 [M, N / 2], as they lie in memory."""
+    low, high = x.to(tl.int16, bitcast=True).to(tl.int32).reshape(x.shape[0], x.shape[1] // 2, 2).split()
+    return (low & 0xFFFF) | (high << 16)
 
 
 @triton.jit
@@ -90,6 +101,15 @@ def halves(low, high, BEYOND: tl.constexpr, FP8: tl.constexpr):
 
 
 @triton.jit
+def upper_bytes(pairs):
+    """int32 [M, N, 2], in each two numbers of 16 bits -> the upper bytes of all four: [M, N]."""
+    first, second = pairs.split()
+    if INTERPRETED:
+        return ((first >> 8) & 0xFF00FF) | (second & -0xFF0100)
+    return tl.inline_asm_elementwise("prmt.b32 $0, $1, $2, 0x7351;", "=r,r,r", [first, second], tl.int32, True, 1)
+
+
+@triton.jit
 def nibbles(x, inverse, BEYOND: tl.constexpr, TYPE: tl.constexpr, FP8: tl.constexpr):
     """x [M, N * 8] times inverse, of the same shape -> E2M1 codes, eight in an int32 [M, N], the first lowest.
 
@@ -102,13 +122,11 @@ def nibbles(x, inverse, BEYOND: tl.constexpr, TYPE: tl.constexpr, FP8: tl.conste
         low, high = (x * (inverse * 2.0**-14)).reshape(M, N, 2, 4).permute(0, 1, 3, 2).split()  # channels k and k + 4
         bits = halves(low, high, BEYOND, FP8)
         bits += 0xFF00FF + ((bits >> 9) & 0x10001)  # up where beyond a half, or at it and odd
-        even, odd = bits.reshape(M, N, 2, 2).split()  # then the upper bytes, s000eem and a rest, of four channels
-        first, second = even.split()
-        even = ((first >> 8) & 0xFF00FF) | (second & -0xFF0100)
-        first, second = odd.split()
-        odd = ((first >> 8) & 0xFF00FF) | (second & -0xFF0100)
-        low = ((even >> 1) & 0x07070707) | ((even >> 4) & 0x08080808)
-        return low | ((odd << 3) & 0x70707070) | (odd & -0x7F7F7F80)
+        even, odd = bits.reshape(M, N, 2, 2).split()
+        even, odd = upper_bytes(even), upper_bytes(odd)  # s000eem and a rest
+        low = ((even >> 1) & 0x07070707) | ((even >> 4) & ~0x07070707)
+        high = ((odd << 3) & 0x70707070) | (odd & ~0x70707070)
+        return (low & 0x0F0F0F0F) | (high & ~0x0F0F0F0F)
     x *= inverse
     bits = tl.minimum(tl.abs(x) * 2.0**-126, 6 * 2.0**-126).to(tl.int32, bitcast=True)
     codes = (bits + 0x1FFFF8 + ((bits >> 18) & 16)) >> 22  # what is within 8 steps of a tie counts as one
@@ -117,20 +135,47 @@ def nibbles(x, inverse, BEYOND: tl.constexpr, TYPE: tl.constexpr, FP8: tl.conste
 
 
 @triton.jit
-def packed(x, GROUP: tl.constexpr, FORM: tl.constexpr, TYPE: tl.constexpr, FP8: tl.constexpr):
-    """x [M, WIDE] -> int32 words [M, WIDE * bits / 32] and uint8 scale codes [M, WIDE / GROUP]."""
-    M: tl.constexpr = x.shape[0]
-    WIDE: tl.constexpr = x.shape[1]
+def largest_of(x, GROUP: tl.constexpr, FORM: tl.constexpr):
+    """Largest magnitude of each group of x [M, WIDE], but not below what the smallest scale needs: [M, groups]."""
     FLOOR: tl.constexpr = 6 * 2.0**-9 if FORM == "main" else 1e-4 if FORM == "window" else 6 * 2.0**-126
-    LARGEST: tl.constexpr = 448.0 if FORM == "window" else 6.0
-    largest = tl.max(tl.abs(x).reshape(M, WIDE // GROUP, GROUP), 2)
-    scale = over(tl.maximum(largest, FLOOR, propagate_nan=tl.PropagateNan.ALL), LARGEST)  # NaN if not finite
+    largest = tl.max(tl.abs(x).reshape(x.shape[0], x.shape[1] // GROUP, GROUP), 2)
+    return tl.maximum(largest, FLOOR, propagate_nan=tl.PropagateNan.ALL)  # NaN if not finite
+
+
+@triton.jit
+def scaled(largest, FORM: tl.constexpr, FP8: tl.constexpr):
+    """Scale codes uint8 and 1 / scale of groups."""
+    scale = over(largest, 448.0 if FORM == "window" else 6.0)
     if FORM == "main":
         scales = together(scale.to(tl.float8e4nv).to(tl.uint8, bitcast=True)) if FP8 else e4m3_encode(scale, FP8)
         inverse = reciprocal(e4m3_decode(scales, FP8).to(tl.float32))
     else:
         scales = ue8m0_encode(scale)
         inverse = ue8m0_decode(254 - scales.to(tl.int32))
+    return scales, inverse
+
+
+@triton.jit
+def scaled_pair(first, second):
+    """`scaled` of two at once, of numbers that bfloat16 has, in form main, on a card that converts E4M3.
+
+    A sixth of such a number either is a tie of E4M3 or differs from it by 2**-8: float16 is enough to tell.
+    """
+    codes, first, second = tl.inline_asm_elementwise(
+        """{.reg .b32 h; .reg .b16 e, low, high;
+        cvt.rn.f16x2.f32 h, $4, $3; cvt.rn.satfinite.e4m3x2.f16x2 e, h; cvt.u32.u16 $0, e;
+        cvt.rn.f16x2.e4m3x2 h, e; mov.b32 {low, high}, h; cvt.f32.f16 $1, low; cvt.f32.f16 $2, high;
+        rcp.approx.ftz.f32 $1, $1; rcp.approx.ftz.f32 $2, $2;}""",
+        "=&r,=&r,=&r,r,r", [first * (1 / 6), second * (1 / 6)], (tl.int32, tl.float32, tl.float32), True, 1,
+    )  # fmt: skip
+    return (codes & 0xFF).to(tl.uint8), (codes >> 8).to(tl.uint8), first, second
+
+
+@triton.jit
+def coded(x, inverse, GROUP: tl.constexpr, FORM: tl.constexpr, TYPE: tl.constexpr, FP8: tl.constexpr):
+    """x [M, WIDE] times the inverse [M, WIDE / GROUP] of its scales -> int32 words [M, WIDE * bits / 32] of codes."""
+    M: tl.constexpr = x.shape[0]
+    WIDE: tl.constexpr = x.shape[1]
     inverse = inverse.expand_dims(2).broadcast_to(M, WIDE // GROUP, GROUP).reshape(M, WIDE)
     if FORM == "window":
         x *= inverse
@@ -138,7 +183,26 @@ def packed(x, GROUP: tl.constexpr, FORM: tl.constexpr, TYPE: tl.constexpr, FP8: 
         words = tl.sum(codes.to(tl.int32).reshape(M, WIDE // 4, 4) << (tl.arange(0, 4) * 8)[None, None, :], 2)
     else:
         words = nibbles(x, inverse, FORM == "main", TYPE, FP8)
-    return words, scales
+    return words
+
+
+@triton.jit
+def packed(x, GROUP: tl.constexpr, FORM: tl.constexpr, TYPE: tl.constexpr, FP8: tl.constexpr):
+    """x [M, WIDE] -> int32 words [M, WIDE * bits / 32] and uint8 scale codes [M, WIDE / GROUP]."""
+    scales, inverse = scaled(largest_of(x, GROUP, FORM), FORM, FP8)
+    return coded(x, inverse, GROUP, FORM, TYPE, FP8), scales
+
+
+@triton.jit
+def packed_pair(x, y, GROUP: tl.constexpr, FORM: tl.constexpr, TYPE: tl.constexpr, FP8: tl.constexpr):
+    """`packed` of two pieces, whose scales are converted together where that takes less."""
+    if FORM == "main" and tl.bfloat16 == TYPE and FP8 and not INTERPRETED:
+        first, second, inverse, other = scaled_pair(largest_of(x, GROUP, FORM), largest_of(y, GROUP, FORM))
+    else:
+        first, inverse = scaled(largest_of(x, GROUP, FORM), FORM, FP8)
+        second, other = scaled(largest_of(y, GROUP, FORM), FORM, FP8)
+    x, y = coded(x, inverse, GROUP, FORM, TYPE, FP8), coded(y, other, GROUP, FORM, TYPE, FP8)
+    return x, first, y, second
 
 
 @triton.jit
@@ -158,27 +222,6 @@ def stored(
     groups = groups.expand_dims(2).broadcast_to(M, LANES // EACH, EACH).reshape(M, LANES)
     place = scales + row * (D // GROUP) + (FIRST // GROUP) + tl.arange(0, LANES)[None, :] // EACH
     tl.store(tl.trans(place), tl.trans(groups), tl.trans(tl.broadcast_to(here, M, LANES)))
-
-
-@triton.jit
-def angles(row, cos, sin, WIDE: tl.constexpr, R: tl.constexpr):
-    """cos and sin [M, WIDE / 2] of `row` [M] for pairs of channels, of which the last R are turned."""
-    p = (tl.arange(0, WIDE // 2) - (WIDE - R) // 2)[None, :]
-    at = row[:, None] * (R // 2) + p
-    return tl.load(cos + at, p >= 0, 1.0), tl.load(sin + at, p >= 0, 0.0)  # the others stay what they are
-
-
-@triton.jit
-def turned(x, c, s, TYPE: tl.constexpr):
-    """Turn pairs of channels of x [M, WIDE]."""
-    a, b = x.reshape(x.shape[0], x.shape[1] // 2, 2).split()
-    return tl.join(rounded(a * c - b * s, TYPE), rounded(a * s + b * c, TYPE)).reshape(x.shape[0], x.shape[1])
-
-
-@triton.jit
-def inverse_rms(total, D: tl.constexpr, eps):
-    """Of a row with `total` as its sum of squares; NaN if that is not finite."""
-    return tl.rsqrt(total / D + eps) + (total - total)
 
 
 @triton.jit
