@@ -11,6 +11,7 @@ from minidsv41 import ops
 from minidsv41.cache import Cache
 from minidsv41.cli import app
 from minidsv41.config import ConfigError, ModelConfig
+from minidsv41.kernels.bench import breakdown
 from minidsv41.kernels.bench import model as bench
 from minidsv41.kernels.bench.filling import copied, fill, random_model
 from minidsv41.kernels.bench.step import Step, compare
@@ -159,3 +160,20 @@ def test_random_records_are_numbers():
         values = pool.format.decode(pool.data, pool.scales)
         assert values.isfinite().all() and not values[: pool.page].any(), kind
         assert values[pool.page :].std() > 0.01, kind
+
+
+def test_kernels_of_a_step_are_summed_by_who_wrote_them():
+    """Names as the profiler of an H200 gives them."""
+    K = breakdown.Kernel
+    seen = [
+        *(K("cross", 4.0, 80), K("finish", 6.0, 80), K("combine", 8.0, 40), K("score_kernel", 3.0, 8)),
+        K("_ZN7cutlass13device_kernelIN2at4cuda6detail25enable_3x_kernel_for_sm9xINS_4gemm6kernel1", 9.0, 120),
+        K("void at::cuda::detail::prepare_grouped_gemm_data<cutlass::bfloat16_t>", 0.5, 120),
+        *(K("nvjet_sm90_tst_128x32_64x10_4x1_v_bz_splitK_TNT", 2.0, 40), K("void cublasLt::splitKreduce_kernel", 1, 9)),
+        *(K("void at::native::radixSortKVInPlace<-2, -1>", 2.0, 40), K("Memcpy DtoD (Device -> Device)", 1.0, 4)),
+    ]
+    found = breakdown.summed(seen)
+    assert {name: group["us"] for name, group in found.items()} == {
+        **{"seam": 10.0, "attention": 8.0, "index_select": 3.0, "experts": 9.5, "products": 3.0, "small": 3.0}
+    }
+    assert found["small"]["launches"] == 44 and found["seam"]["launches"] == 160

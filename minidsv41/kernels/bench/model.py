@@ -15,6 +15,7 @@ from minidsv41.cache import Cache, State
 from minidsv41.cache.pool import PAGE
 from minidsv41.cache.state import CacheFormat
 from minidsv41.config import ConfigError, ModelConfig
+from minidsv41.kernels.bench.breakdown import breakdown
 from minidsv41.kernels.bench.clock import Clock, compiling, copy_speed
 from minidsv41.kernels.bench.filling import copied, fill, random_model
 from minidsv41.kernels.bench.step import Step, compare, line
@@ -207,7 +208,7 @@ class Measurement:
         self.clock.peak()
         try:
             with step.restricted(), ops.versions(self.c.versions) as seen:
-                row |= self.timed(cache, states[: step.batch], step.rows)
+                row |= self.timed(cache, states[: step.batch], step)
         except RuntimeError as error:  # out of memory too
             row["failed"] = f"{type(error).__name__}: {error}"[:300]
         row |= {"peak_bytes": self.clock.peak(), "versions": seen.summary(), "scanned_bytes": scanned}
@@ -215,21 +216,23 @@ class Measurement:
         compare(self.results["steps"], self.speed)
         self.done(line(row))
 
-    def timed(self, cache: Cache, states: list[State], rows: int) -> dict[str, Any]:
+    def timed(self, cache: Cache, states: list[State], step: Step) -> dict[str, Any]:
         found: dict[str, Any] = {}
         try:
-            graph = DecodeGraph(self.model, cache, states, rows=rows)
+            graph = DecodeGraph(self.model, cache, states, rows=step.rows)
         except RuntimeError as error:  # something in the step cannot be captured: it runs launch by launch
             found["not_captured"] = str(error)[:300]
             torch.cuda.synchronize()
-            graph = DecodeGraph(self.model, cache, states, rows=rows, capture=False)
-        shape = (len(states) * rows,)
+            graph = DecodeGraph(self.model, cache, states, rows=step.rows, capture=False)
+        shape = (len(states) * step.rows,)
         tokens = torch.randint(self.config.vocab_size, shape, device=self.device, generator=self.generator)
         logits = graph.replay(tokens)
         for _ in range(3 if graph.captured else 0):
             graph.replay()
         us = sorted(1e6 * s for s in self.clock.times(graph.replay, self.c.repeats))
         spread = {"median": median(us), "least": us[0], "most": us[-1]}
+        if graph.captured and step.decodes:
+            found["kernels"] = breakdown(graph.replay)
         return found | {"captured": graph.captured, "us": spread, "finite": bool(logits.isfinite().all())}
 
 

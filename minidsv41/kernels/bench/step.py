@@ -22,6 +22,11 @@ class Step:
     pool: bool = True
     cache: CacheFormat = "packed"
 
+    @property
+    def decodes(self) -> bool:
+        """Whether it is what a user waits for: a token of each sequence, as the model is released."""
+        return self.rows == 1 and self.pool and self.cache == "packed"
+
     def scanned(self, c: ModelConfig, row_bytes: int) -> int:
         """Bytes of index keys that the step must read; a sequence's queries share them."""
         keys = 0
