@@ -192,6 +192,17 @@ def test_formats_are_compared_at_the_longest_context_that_both_have(folder: Path
     assert list(growth.formats(growth.steps())) == ["a decode step, 1 at once, 4K: packed 5.00 ms, BF16 9.00 ms"]
 
 
+def test_shares_of_a_step_are_told_for_the_shortest_and_the_longest_context(folder):
+    kernels = {"small": {"us": 8100.0, "launches": 3400}, "experts": {"us": 9250.0, "launches": 240}}
+    put(folder, growth.RECORD, model([s | {"kernels": kernels} for s in steps() if s["pool"]]))
+    assert list(growth.shares(growth.steps()))[2:] == [
+        "32 at once, 4K, ms: experts 9.2, small 8.1; 3,640 launches",
+        "32 at once, 1M, ms: experts 9.2, small 8.1; 3,640 launches",
+    ]
+    put(folder, growth.RECORD, model(steps()))
+    assert list(growth.shares(growth.steps())) == []
+
+
 def results(crossing: float | None, naive: float, absorbed: float) -> dict:
     rows = [{"queries": n, "naive": naive, "absorbed": absorbed} for n in (1, 384)]
     return {"seconds": rows, "crossing": crossing}

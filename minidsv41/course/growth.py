@@ -57,6 +57,17 @@ def lines(found: Steps) -> Iterator[str]:
                 yield f"            {other.rows} tokens of each at once, at {label(n)}: {times:.2f} times as long"
 
 
+def shares(found: Steps) -> Iterator[str]:
+    """Of a decode step at the shortest and at the longest context, the ms of its kernels by what they are for."""
+    for kind, own in found.items():
+        for n in dict.fromkeys((min(own), max(own))):
+            if groups := own[n].get("kernels"):
+                parts = sorted(groups.items(), key=lambda group: -group[1]["us"])
+                ms = ", ".join(f"{name} {group['us'] / 1e3:.1f}" for name, group in parts)
+                launches = sum(group["launches"] for group in groups.values())
+                yield f"{kind.batch:>2} at once, {label(n):>2}, ms: {ms}; {launches:,} launches"
+
+
 def weights() -> Iterator[str]:
     """The weights that one token meets, and the time to read them at the rate of the record."""
     if found := from_gpu(RECORD):

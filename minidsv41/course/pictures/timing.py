@@ -91,7 +91,7 @@ def growth(found: Steps) -> Figure:
         right.plot(list(longer), floors, "-" if kind.pool else "--", color=COLOURS["query"], lw=0.8)
     left.set(ylim=(0, None), ylabel="ms")
     right.set(yscale="log", ylabel="µs")
-    right.yaxis.set_major_formatter(FuncFormatter(lambda us, _: f"{us:,.4g}"))
+    right.yaxis.set_major_formatter(FuncFormatter(lambda us, _: f"{us:,.0f}"))
     for ax, title, first in ((left, "a step", 3e3), (right, "added to that at 4K; black: the floor", 2e4)):
         ax.set_title(title, fontsize=10, loc="left")
         ax.set(xscale="log", xlim=(first, 7e6), xlabel="tokens of each sequence")
