@@ -42,6 +42,7 @@ class Experts(nn.Module):
 
     def __init__(self, config: ModelConfig, experts: int) -> None:
         super().__init__()
+        assert experts < 2**15
         wide_, deep = config.hidden_size, config.moe_intermediate_size
         self.limit = config.swiglu_limit
         self.w1 = nn.Parameter(torch.empty(experts, deep, wide_))
@@ -50,7 +51,7 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """x [T, C], ids and weights [T, K] -> [T, C] in the wide type: every expert runs once on its own rows."""
-        order = ids.flatten().argsort(stable=True)  # [T * K] by expert
+        order = ids.flatten().to(torch.int16).argsort(stable=True)  # [T * K] by expert; a GPU sorts bit by bit
         row = order // ids.shape[1]
         xs, ws = F.embedding(row, x), weights.flatten()[order, None]  # [T * K, C], [T * K, 1]
         if x.device.type != "cpu" and x.dtype == torch.bfloat16:
