@@ -17,6 +17,7 @@ from torch import Tensor
 from minidsv41.kernels.launch import launch, require, starts_early
 
 NONE = tl.constexpr(-2139095041)  # -infinity as an ordered integer: this, or less, is never chosen
+NONE_BITS = tl.constexpr(-8388608)  # of -infinity as a float32
 FIRST = tl.constexpr(2139095040)  # +infinity
 LARGEST = tl.constexpr(2147483647)
 
@@ -142,11 +143,14 @@ def merge(
     cut: Cut,
     visible: Tensor | None = None,
     size: int = 1,
+    raw: bool = False,
+    more: bool = False,
 ) -> None:
     """Write chosen [T, k] (ascending, -1 padded) for the rows of a rowset.
 
     values [slots, runs, stride]: of each run the first `run` count; indices: the same, or None for the place itself.
-    visible [T]: only the first ceil(visible / size) places count.
+    visible [T]: only the first ceil(visible / size) places count. raw: values are the bits of float32, not ordered.
+    more: what is chosen is for a kernel that starts early.
     """
     k = chosen.shape[1]
     slots, runs, stride = values.shape
@@ -161,12 +165,13 @@ def merge(
             **dict(out_values=None if final else to[0], out_indices=None if final else to[1]),
             **dict(width=width, row_stride=runs * stride, **rowset.numbers()),
             **dict(RUN=run if runs > 1 else 0, STRIDE=stride if runs > 1 else 0),
-            **dict(K=k, N=taken, STEP=min(cut.step, taken), SIZE=size, ROOM=triton.next_power_of_2(k), PDL=early),
+            **dict(K=k, N=taken, STEP=min(cut.step, taken), SIZE=size, ROOM=triton.next_power_of_2(k)),
+            **dict(RAW=raw, MORE=more or not final, PDL=early),
             early=early,
             num_warps=min(cut.warps, max(1, taken // 512)),
         )
         if not final:
-            values, indices, visible = to[0], to[1], None
+            values, indices, visible, raw = to[0], to[1], None, False
             runs, stride, width = 1, parts * k, parts * k
 
 
@@ -179,16 +184,24 @@ def spread(at, RUN: tl.constexpr, STRIDE: tl.constexpr):
 
 
 @triton.jit
+def load_ordered(at, held, RAW: tl.constexpr):
+    """Ordered integers at `at`, or floats as such; NONE where none is held."""
+    if RAW:
+        return ordered(tl.load(at, held, other=NONE_BITS).to(tl.float32, bitcast=True))
+    return tl.load(at, held, other=NONE)
+
+
+@triton.jit
 def cut_kernel(
     values, indices, visible, chosen, out_values, out_indices,
     width, row_stride, row0, length, group0, per,
     RUN: tl.constexpr, STRIDE: tl.constexpr,
     G: tl.constexpr, K: tl.constexpr, N: tl.constexpr, STEP: tl.constexpr, ROOM: tl.constexpr, SIZE: tl.constexpr,
-    PDL: tl.constexpr,
+    RAW: tl.constexpr, MORE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
-        if chosen is None:
-            tl.extra.cuda.gdc_launch_dependents()  # the next level
+        if MORE:
+            tl.extra.cuda.gdc_launch_dependents()  # the next level, or what scores the chosen
         tl.extra.cuda.gdc_wait()  # for what is to be merged
     slot, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     row, exists = row_of(slot, group0, per, length, row0, G)
@@ -198,12 +211,12 @@ def cut_kernel(
             limit = tl.minimum(width, (tl.load(visible + row).to(tl.int32) + SIZE - 1) // SIZE)
         values += slot.to(tl.int64) * row_stride
         every = part * N + tl.arange(0, N)
-        bound, room = cut(tl.load(values + spread(every, RUN, STRIDE), every < limit, other=NONE), K)
+        bound, room = cut(load_ordered(values + spread(every, RUN, STRIDE), every < limit, RAW), K)
         before, to = 0, (slot.to(tl.int64) * parts + part) * K
         for first in range(part * N, tl.minimum(part * N + N, limit), STEP):
             at = first + tl.arange(0, STEP)
             where = spread(at, RUN, STRIDE)
-            value = tl.load(values + where, at < limit, other=NONE)
+            value = load_ordered(values + where, at < limit, RAW)
             index = at
             if indices is not None:
                 index = tl.load(indices + slot.to(tl.int64) * row_stride + where, at < limit, other=0)

@@ -58,6 +58,29 @@ def physical(table, seq, index, exists, pages, page, PAGE: tl.constexpr):
 
 
 @triton.jit
+def pages_at(table, seq, start, last, pages, PAGE: tl.constexpr, N: tl.constexpr):
+    """The page where a tile of N entries from `start` begins, the next one where it takes two, and where it begins
+    within its page; page 0 for those of which no entry exists."""
+    at = table + seq.to(tl.int64) * pages + start // PAGE
+    near = tl.load(at, start < last, other=0).to(tl.int64)
+    far, inner = near, 0
+    if N > PAGE:
+        far = tl.load(at + 1, start + PAGE < last, other=0).to(tl.int64)
+    if N < PAGE:
+        inner = start % PAGE
+    return near, far, inner
+
+
+@triton.jit
+def in_pages(near, far, inner, PAGE: tl.constexpr, N: tl.constexpr):
+    """int64 rows of a tile of N entries that begins at place `inner` of page `near`."""
+    at = tl.arange(0, N)
+    if N > PAGE:
+        return tl.where(at < PAGE, near, far) * PAGE + at % PAGE
+    return near * PAGE + inner + at
+
+
+@triton.jit
 def plane(low, high, factor, DOT: tl.constexpr):
     """Two codes of every word [N, W] -> values [N, 2 * W], side by side."""
     values = tl.join(e2m1_decode(low).to(tl.float32) * factor, e2m1_decode(high).to(tl.float32) * factor)

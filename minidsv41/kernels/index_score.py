@@ -15,10 +15,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from minidsv41.kernels.index_cut import FIRST, LARGEST, NONE, cut, ordered, places, row_of
-from minidsv41.kernels.index_keys import LIFT, beside, halves, load_queries, packed_planes, physical, query_planes
-
-NONE_BITS = tl.constexpr(-8388608)  # of -infinity
+from minidsv41.kernels.index_cut import FIRST, LARGEST, NONE, NONE_BITS, cut, ordered, places, row_of
+from minidsv41.kernels.index_keys import (
+    LIFT,
+    beside,
+    halves,
+    in_pages,
+    load_queries,
+    packed_planes,
+    pages_at,
+    physical,
+    query_planes,
+)
 
 
 @triton.jit
@@ -54,6 +62,12 @@ def squeeze_full(
             count, bound = squeeze(values + base, indices + base, count, K, CAP, STEP)
             counts, bounds = tl.where(member == g, count, counts), tl.where(member == g, bound, bounds)
     return counts, bounds
+
+
+@triton.jit
+def positive(x, TWICE: tl.constexpr):
+    """max(x, 0), or twice that: a sum, which other units do than those that decode keys and are busiest."""
+    return x + tl.abs(x) if TWICE else tl.maximum(x, 0.0)
 
 
 @triton.jit
@@ -95,13 +109,59 @@ def append(
 
 
 @triton.jit
+def load_problem(
+    q, w, row, exists, H: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, DIMS: tl.constexpr,
+    PACKED: tl.constexpr, HALVES: tl.constexpr, DOT: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """Queries of rows [G] as right operands, in two halves or twice the same, and the weights of their heads."""
+    G: tl.constexpr = row.shape[0]
+    query = load_queries(q, row, exists, H, D, HEADS, DIMS).to(DOT)
+    head = tl.arange(0, HEADS)
+    weight = tl.load(
+        w + (row.to(tl.int64) * H)[:, None] + head[None, :], exists[:, None] & (head < H)[None, :], other=0.0
+    )
+    weight = weight.to(tl.float32).reshape(G * HEADS)
+    if ASM:
+        weight *= 2.0 ** (LIFT - 1)  # half of what `positive` doubles
+    if PACKED:
+        query = query_planes(query)
+    q0 = query.trans()
+    q1 = q0
+    if PACKED and HALVES:
+        first, second = halves(query)
+        q0, q1 = first.trans(), second.trans()
+    return q0, q1, weight
+
+
+@triton.jit
+def tile_scores(
+    words, scales, rows, q0, q1, weight, G: tl.constexpr, D: tl.constexpr, DIMS: tl.constexpr, PACKED: tl.constexpr,
+    HALVES: tl.constexpr, DOT: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Scores [N, G] of keys at `rows` [N]."""
+    N: tl.constexpr = rows.shape[0]
+    if PACKED:
+        k0, k1 = packed_planes(words, scales, rows, D, DOT, ASM)
+        if HALVES:
+            dots = tl.dot(k0, q0, input_precision=PRECISION)
+            dots = tl.dot(k1, q1, dots, input_precision=PRECISION)
+        else:
+            dots = tl.dot(beside(k0, k1), q0, input_precision=PRECISION)
+    else:
+        dim = tl.arange(0, DIMS)
+        key = tl.load(words + rows[:, None] * D + dim[None, :], (dim < D)[None, :], other=0.0).to(DOT)
+        dots = tl.dot(key, q0, input_precision=PRECISION)
+    return tl.sum((positive(dots, ASM) * weight[None, :]).reshape(N, G, weight.shape[0] // G), 2)
+
+
+@triton.jit
 def score_kernel(
     q, w, words, scales, table, visible, blocks, values, indices, maxima,
     pages, page, n_blocks, row0, seq0, length, group0, per,
     G: tl.constexpr, K: tl.constexpr, CAP: tl.constexpr, SEGMENT: tl.constexpr, STEP: tl.constexpr, N: tl.constexpr,
     H: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, DIMS: tl.constexpr, PAGE: tl.constexpr, SIZE: tl.constexpr,
-    PACKED: tl.constexpr, HALVES: tl.constexpr, DOT: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
+    PACKED: tl.constexpr, HALVES: tl.constexpr, WHOLE: tl.constexpr, DOT: tl.constexpr, ASM: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()  # the cut, which waits for the end of all
@@ -112,22 +172,7 @@ def score_kernel(
     seq = seq0 + (group0 + tl.program_id(0)) // per
     seen = tl.load(visible + row, exists, other=0).to(tl.int32)
     base = (slot.to(tl.int64) * parts + part) * CAP
-    query = load_queries(q, row, exists, H, D, HEADS, DIMS).to(DOT)
-    head = tl.arange(0, HEADS)
-    weight = tl.load(
-        w + (row.to(tl.int64) * H)[:, None] + head[None, :], exists[:, None] & (head < H)[None, :], other=0.0
-    )
-    weight = weight.to(tl.float32).reshape(G * HEADS)
-    if ASM:
-        weight *= 2.0**LIFT
-    if PACKED:
-        query = query_planes(query)
-    if PACKED and HALVES:
-        first, second = halves(query)
-        q0, q1 = first.trans(), second.trans()
-    else:
-        q0 = query.trans()
-
+    q0, q1, weight = load_problem(q, w, row, exists, H, D, HEADS, DIMS, PACKED, HALVES, DOT, ASM)
     limit, last = tl.max(seen, 0), tl.max(seen, 0)
     if blocks is not None:  # one query: positions count the entries of its blocks
         limit = tl.minimum((limit + SIZE - 1) // SIZE, n_blocks) * SIZE
@@ -140,22 +185,17 @@ def score_kernel(
         if tl.max(count, 0) > CAP - SEGMENT:  # not enough room, should all stay
             count, bound = squeeze_full(values, indices, slot0, parts, part, count, bound, SEGMENT, K, CAP, STEP)
         length_now = tl.cdiv(tl.minimum(SEGMENT, end - segment), N) * N
+        if WHOLE:
+            near, far, inner = pages_at(table, seq, segment, last, pages, PAGE, N)
         for tile in range(0, length_now, N):
             start = segment + tile
             index = entry(start + tl.arange(0, N), limit, blocks, SIZE)
-            rows = physical(table, seq, index, index < last, pages, page, PAGE)
-            if PACKED:
-                k0, k1 = packed_planes(words, scales, rows, D, DOT, ASM)
-                if HALVES:
-                    dots = tl.dot(k0, q0, input_precision=PRECISION)
-                    dots = tl.dot(k1, q1, dots, input_precision=PRECISION)
-                else:
-                    dots = tl.dot(beside(k0, k1), q0, input_precision=PRECISION)
+            if WHOLE:
+                rows = in_pages(near, far, inner, PAGE, N)
+                near, far, inner = pages_at(table, seq, start + N, last, pages, PAGE, N)
             else:
-                dim = tl.arange(0, DIMS)
-                key = tl.load(words + rows[:, None] * D + dim[None, :], (dim < D)[None, :], other=0.0).to(DOT)
-                dots = tl.dot(key, q0, input_precision=PRECISION)
-            score = tl.sum((tl.maximum(dots, 0.0) * weight[None, :]).reshape(N, G, HEADS), 2)
+                rows = physical(table, seq, index, index < last, pages, page, PAGE)
+            score = tile_scores(words, scales, rows, q0, q1, weight, G, D, DIMS, PACKED, HALVES, DOT, ASM, PRECISION)
             score = tl.where(index[:, None] < seen[None, :], score, float("-inf"))  # [N, G]
             if maxima is not None:
                 block = start // SIZE + tl.arange(0, N // SIZE)

@@ -20,6 +20,7 @@ import triton
 from torch import Tensor
 
 from minidsv41.formats import INDEX
+from minidsv41.kernels.index_blocks import scan
 from minidsv41.kernels.index_cut import Cut, Rowset, cut_bytes, merge
 from minidsv41.kernels.index_score import score_kernel
 from minidsv41.kernels.launch import INTERPRETED, dot_type, launch, require, starts_early
@@ -47,6 +48,9 @@ class Tile(NamedTuple):
     stages: int = 5  # two levels of loads: the page table, then the keys
     registers: int | None = None
     cut: Cut = Cut(8192)  # of candidates; block maxima are cut as Cut() says
+    whole: bool = False  # a tile's page or two pages are looked up at once, not those of each key
+    block: int = 0  # entries of a block whose best decides what is scored again (`index_blocks`), or 0
+    again: int = 528  # programs that do
 
 
 def select_tile(length: int, k: int, dtype: torch.dtype, *, pool: bool) -> Tile:
@@ -63,9 +67,29 @@ def select_tile(length: int, k: int, dtype: torch.dtype, *, pool: bool) -> Tile:
 
 
 ONE, SEVERAL = Tile(1, 128, 2048, 1024, registers=128), Tile(4, 64, 2048, 1024, programs=264)
-TILES = {  # what a sweep tries beside what is chosen: stages were swept before scales of few keys were fetched ahead
-    "one query": [ONE._replace(stages=7), ONE._replace(keys=64, programs=660, registers=96)],
-    "several queries": [SEVERAL._replace(stages=7), SEVERAL._replace(rows=2)],
+FEW = Tile(1, 64, 2048, 1024, programs=792, registers=80, cut=Cut(16384), whole=True, block=16)
+MANY = Tile(4, 64, 2048, 1024, programs=396, registers=168, cut=Cut(8192), whole=True, block=8)
+TILES = {  # what a sweep tries beside what is chosen
+    "one query": [
+        FEW,
+        FEW._replace(block=32),
+        FEW._replace(block=8),
+        FEW._replace(whole=False),
+        FEW._replace(cut=Cut(8192)),
+        FEW._replace(stages=4),
+        FEW._replace(programs=1584),
+        FEW._replace(keys=128, programs=528, registers=128),
+        FEW._replace(keys=128, programs=660, registers=96, block=32),
+        ONE._replace(whole=True),
+    ],
+    "several queries": [
+        MANY,
+        MANY._replace(block=4),
+        MANY._replace(whole=False),
+        MANY._replace(programs=264, registers=None),
+        MANY._replace(rows=2, programs=528, registers=128),
+        SEVERAL._replace(whole=True),
+    ],
 }
 
 
@@ -88,11 +112,16 @@ class Plan(NamedTuple):
     bytes: int
 
 
+def parts_of(groups: int, n: int, tile: Tile) -> int:
+    """How many programs share the n keys of a group."""
+    stretch = triton.cdiv(n, max(1, tile.programs // groups))
+    return max(1, triton.cdiv(n, max(tile.stretch, triton.cdiv(stretch, tile.keys) * tile.keys)))
+
+
 def plan(sequences: int, length: int, n: int, k: int, pool: PoolSize | None, tile: Tile) -> Plan:
     """For `sequences` of `length` queries each, that see n keys at most and build a pool or not."""
     groups = sequences * triton.cdiv(length, tile.rows)
-    stretch = triton.cdiv(n, max(1, tile.programs // groups))
-    parts = max(1, triton.cdiv(n, max(tile.stretch, triton.cdiv(stretch, tile.keys) * tile.keys)))
+    parts = parts_of(groups, n, tile)
     row = parts * tile.capacity * 8 + cut_bytes(parts * k, k, tile.cut)
     if pool:
         blocks = triton.cdiv(n, pool.size)
@@ -104,7 +133,11 @@ def plan(sequences: int, length: int, n: int, k: int, pool: PoolSize | None, til
 def workspace(batch: Batch, n: int, k: int, pool: Pool | PoolSize | None, tile: Tile) -> int:
     """Bytes of scratch that a call takes at most at any time."""
     built, n = (None, pool.blocks.shape[1] * pool.size) if isinstance(pool, Pool) else (pool, n)
-    return max((plan(s, length, n, k, built, tile).bytes for _, _, s, length in runs(batch.lengths)), default=0)
+    if tile.block and not pool:
+        plans = [p for _, _, s, length in runs(batch.lengths) for p in block_plan(s, length, n, k, tile)]
+    else:
+        plans = [plan(s, length, n, k, built, tile) for _, _, s, length in runs(batch.lengths)]
+    return max((p.bytes for p in plans), default=0)
 
 
 def check(q: Tensor, keys: Rows, pool: Pool | PoolSize | None, tile: Tile, k: int) -> None:
@@ -120,6 +153,8 @@ def check(q: Tensor, keys: Rows, pool: Pool | PoolSize | None, tile: Tile, k: in
     require(tile.rows == 1 or not isinstance(pool, Pool), f"tile of {tile.rows} rows: within pools, rows go one by one")
     fits = tile.capacity - tile.segment >= k and tile.segment > 0 and tile.segment % tile.keys == 0
     require(fits, f"segment {tile.segment}: allowed are multiples of {tile.keys}, up to capacity - k")
+    sizes = [0] + [2**i for i in range(1, tile.keys.bit_length())]
+    require(tile.block in sizes, f"block {tile.block}: allowed are {sizes}")
     if pool:
         powers = [2**i for i in range(tile.keys.bit_length())]
         require(pool.size in powers, f"pool blocks of {pool.size} entries: allowed are {powers}")
@@ -154,6 +189,9 @@ def index_select(
         blocks = topk.new_empty(len(q), pool.blocks)
         built = Pool(blocks, pool.size)
     size = pool if isinstance(pool, PoolSize) else None
+    if tile.block and not pool:
+        by_blocks(q, w, keys, visible, topk, batch, n, tile)
+        return topk, None
     for row0, seq0, sequences, length in runs(batch.lengths):
         p = plan(sequences, length, limit, k, size, tile)
         groups = sequences * triton.cdiv(length, tile.rows)
@@ -173,6 +211,46 @@ def index_select(
                     size=size.size,
                 )
     return topk, built
+
+
+def second(tile: Tile) -> Tile:
+    """The tile of keys that are scored again."""
+    return ONE._replace(stages=tile.stages, warps=4, programs=tile.again, stretch=128, cut=tile.cut)
+
+
+def by_blocks(
+    q: Tensor, w: Tensor, keys: Rows, visible: Tensor, topk: Tensor, batch: Batch, n: int, tile: Tile
+) -> None:  # fmt: skip
+    """Choose the best blocks of every row, put their numbers in topk [T, k], then the best keys in their place."""
+    k, size, again = topk.shape[1], tile.block, second(tile)
+    for step, used, width in ((0, tile, n), (1, again, k * size)):
+        made = constants(*q.shape[1:], keys, q.dtype, used, within=step == 1)
+        for row0, seq0, sequences, length in runs(batch.lengths):
+            p = block_plan(sequences, length, n, k, tile)[step]
+            groups = sequences * triton.cdiv(length, used.rows)
+            for group0 in range(0, groups, p.groups):
+                rowset = Rowset(row0, seq0, length, group0, min(p.groups, groups - group0), used.rows)
+                values, indices = scan(
+                    q, w, keys, visible, topk if step else None, rowset, size=size, n=width, parts=p.parts,
+                    constants=made, options=options(used),
+                )  # fmt: skip
+                merge(
+                    values, indices, topk, rowset, run=values.shape[2], cut=tile.cut, visible=visible,
+                    size=1 if step else size, raw=True, more=step == 0,
+                )  # fmt: skip
+                del values, indices  # before the next are made
+
+
+def block_plan(sequences: int, length: int, n: int, k: int, tile: Tile) -> tuple[Plan, Plan]:
+    """How a run goes through the choice of blocks, and through that of keys."""
+    plans = []
+    for used, width, numbers in ((tile, n, 1), (second(tile), k * tile.block, 2)):
+        groups = sequences * triton.cdiv(length, used.rows)
+        left = triton.cdiv(width, tile.block) if numbers == 1 else width
+        row = max(1, left) * 4 * numbers + cut_bytes(left, k, tile.cut)
+        step = max(1, min(groups, WORKSPACE // (row * used.rows)))
+        plans.append(Plan(parts_of(groups, width, used), step, step * used.rows * row))
+    return tuple(plans)
 
 
 def score(
@@ -197,22 +275,28 @@ def score(
         **dict(blocks=pool.blocks.contiguous() if isinstance(pool, Pool) else None, n_blocks=n_blocks),
         **dict(visible=visible, values=candidates[0], indices=candidates[1], maxima=maxima, seq0=rowset.seq0),
         **rowset.numbers(),
-        **dict(K=k, SIZE=pool.size if pool else 1, **constants(heads, width, keys, q.dtype, tile)),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-        maxnreg=tile.registers,
+        **dict(CAP=tile.capacity, SEGMENT=tile.segment, STEP=min(tile.step, tile.segment)),
+        **dict(K=k, SIZE=pool.size if pool else 1),
+        **constants(heads, width, keys, q.dtype, tile, within=isinstance(pool, Pool)),
+        **options(tile),
     )
     return candidates, maxima
 
 
-def constants(heads: int, width: int, keys: Rows, dtype: torch.dtype, tile: Tile) -> dict[str, object]:
-    """What the scoring kernel is compiled for, beside k and the pool."""
+def options(tile: Tile) -> dict[str, object]:
+    return dict(num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers)
+
+
+def constants(heads: int, width: int, keys: Rows, dtype: torch.dtype, tile: Tile, *, within: bool) -> dict[str, object]:
+    """What a scoring kernel is compiled for, beside its buffers and blocks; within: blocks given to it."""
     packed, several = keys.format is not None, keys.table.shape[1] > 1
+    page = keys.page if several else 0
+    whole = tile.whole and not within and page > 0 and (page % tile.keys == 0 or 2 * page == tile.keys)
     padded = max(128 if packed else 16, triton.next_power_of_2(width))
     return dict(
-        **dict(CAP=tile.capacity, SEGMENT=tile.segment, STEP=min(tile.step, tile.segment), N=tile.keys),
-        **dict(H=heads, HEADS=max(triton.next_power_of_2(heads), 16 // tile.rows), D=width, DIMS=padded),
-        **dict(PAGE=keys.page if several else 0, PACKED=packed, DOT=dot_type(dtype)),
+        **dict(N=tile.keys, WHOLE=whole, H=heads, HEADS=max(triton.next_power_of_2(heads), 16 // tile.rows)),
+        **dict(D=width, DIMS=padded),
+        **dict(PAGE=page, PACKED=packed, DOT=dot_type(dtype)),
         HALVES=tile.registers is not None,  # all planes of a key at once take more of them
         **dict(ASM=packed and dtype == torch.bfloat16 and not INTERPRETED),
         PRECISION="ieee" if dtype == torch.float32 else "tf32",
@@ -222,7 +306,7 @@ def constants(heads: int, width: int, keys: Rows, dtype: torch.dtype, tile: Tile
 
 def specimen(
     lengths: tuple[int, ...], n: int, pool: Pool | PoolSize | None = None, *, packed: bool = True, dtype=torch.bfloat16,
-    heads: int = 32, width: int = 128, k: int = 512,
+    heads: int = 32, width: int = 128, k: int = 512, tile: Tile | None = None,
 ) -> tuple[Callable[[], object], Batch, Tile]:  # fmt: skip
     """A call on tensors without memory, for a look at its launches; its batch and its tile."""
     rows, pages = sum(lengths), triton.cdiv(n, 64)
@@ -240,8 +324,8 @@ def specimen(
         pool = Pool(made(rows, *pool.blocks.shape[1:], dtype=torch.int64), pool.size)
     batch = Batch(made(rows, dtype=torch.int64), (0,) * len(lengths), lengths)
     q, w, visible = made(rows, heads, width), made(rows, heads), made(rows, dtype=torch.int64)
-    tile = select_tile(max(lengths), k, dtype, pool=isinstance(pool, Pool))
-    return partial(index_select, q, w, keys, visible, k, pool, batch=batch, n=n), batch, tile
+    own = tile or select_tile(max(lengths), k, dtype, pool=isinstance(pool, Pool))
+    return partial(index_select, q, w, keys, visible, k, pool, batch=batch, n=n, tile=tile), batch, own
 
 
 # By triton 3.6, outside of the loop over keys: up to 16 bytes of the 128 registers of one query and the 255 of four
@@ -254,6 +338,8 @@ SPECIMENS = {
     "32 x 128K, in a pool": specimen((1,) * 32, 1 << 17, IN_POOL)[0],
     "32 x 128K, bfloat16 keys": specimen((1,) * 32, 1 << 17, packed=False)[0],
     "prefill 4,096 x 32K": specimen((4096,), 1 << 15)[0],
+    "1 x 1M, by blocks": specimen((1,), 1 << 20, tile=FEW)[0],
+    "prefill 4,096 x 32K, by blocks": specimen((4096,), 1 << 15, tile=MANY)[0],
     "verify 32 x 6 x 128K": specimen((6,) * 32, 1 << 17)[0],
     "toy, float32": specimen((2, 2), 512, PoolSize(12, 4), heads=4, width=32, k=32, dtype=torch.float32)[0],
 }

@@ -162,11 +162,30 @@ def test_selection_is_the_plain_one(lengths, n, heads, width, rows, packed, dtyp
     assert torch.equal(got, plain(q, w, keys, visible, 24, None, batch, n)[0])
 
 
-def test_selection_is_the_plain_one_at_released_widths(generator, device):
+@pytest.mark.parametrize(("block", "page"), [(2, 16), (8, 32), (32, 64)])
+@pytest.mark.parametrize(("lengths", "n", "rows", "packed"), [((1, 1), 331, 1, True), ((6, 5), 131, 4, False)])
+def test_selection_by_blocks_is_the_plain_one(block, page, lengths, n, rows, packed, generator, device):
+    q, w, keys, visible, batch = problem(generator, device, lengths, n, 4, 32, page=page, packed=packed)
+    tile = SMALL._replace(rows=rows, block=block, whole=block > 2, again=4)
+    got, pool = index_select(q, w, keys, visible, 24, None, batch=batch, n=n, tile=tile)
+    assert pool is None
+    assert torch.equal(got, plain(q, w, keys, visible, 24, None, batch, n)[0])
+
+
+@pytest.mark.parametrize(("page", "keys_"), [(64, 64), (64, 32), (32, 64), (16, 64)])
+def test_pages_looked_up_at_once_are_those_of_each_key(page, keys_, generator, device):
+    q, w, keys, visible, batch = problem(generator, device, (2, 2), 250, 4, 32, page=page)
+    tile = SMALL._replace(keys=keys_, whole=True, capacity=256)
+    got, _ = index_select(q, w, keys, visible, 24, None, batch=batch, n=250, tile=tile)
+    assert torch.equal(got, plain(q, w, keys, visible, 24, None, batch, 250)[0])
+
+
+@pytest.mark.parametrize("changed", [{}, dict(keys=64, whole=True, block=16)])
+def test_selection_is_the_plain_one_at_released_widths(changed, generator, device):
     dtype = torch.bfloat16
     q, w, keys, visible, batch = problem(generator, device, (1,), 2500, 32, 128, page=64, dtype=dtype)
     visible[:] = 2491
-    tile = select_tile(1, 512, dtype, pool=False)._replace(stretch=1024)
+    tile = select_tile(1, 512, dtype, pool=False)._replace(stretch=1024, **changed)
     got, _ = index_select(q, w, keys, visible, 512, None, batch=batch, n=2500, tile=tile)
     assert torch.equal(got, plain(q, w, keys, visible, 512, None, batch, 2500)[0])
 
@@ -194,10 +213,9 @@ def test_any_order_of_scores_is_served(order, generator, device):
     q[:, :, 3] = 1.0
     w *= -1.0 if order == "negative" else 1.0
     visible, batch = torch.tensor([n - 3], device=device), ragged((1,), device)
-    for programs in (1, 8):
-        got, _ = index_select(
-            q, w, keys, visible, k, None, batch=batch, n=n, tile=SMALL._replace(programs=programs, capacity=256)
-        )
+    for programs, block in ((1, 0), (8, 0), (8, 4)):
+        tile = SMALL._replace(programs=programs, capacity=256, block=block)
+        got, _ = index_select(q, w, keys, visible, k, None, batch=batch, n=n, tile=tile)
         assert torch.equal(got, plain(q, w, keys, visible, k, None, batch, n)[0])
 
 
@@ -285,6 +303,24 @@ def test_scratch_is_what_workspace_says_and_at_most_256_mb(name):
     assert said < sum(lengths) * n * 4 or sum(lengths) * n * 4 < 16 << 20  # a score for each key
 
 
+BY_BLOCKS = [((1,), 1 << 20, 1, 32), ((1,) * 32, 1 << 17, 1, 16), ((4096,), 1 << 15, 4, 8)]
+
+
+@pytest.mark.parametrize(("lengths", "n", "rows", "block"), BY_BLOCKS)
+def test_scratch_of_blocks_is_what_workspace_says(lengths, n, rows, block):
+    tile = select_tile(1, 512, torch.bfloat16, pool=False)._replace(rows=rows, block=block)
+    call, batch, _ = module.specimen(lengths, n, tile=tile)
+    with recorded() as launches:
+        call()
+    said, most = workspace(batch, n, 512, None, tile), 0
+    starts = [i for i, x in enumerate(launches) if x.kernel.__name__ == "scan_kernel"] + [len(launches)]
+    for a, b in zip(starts, starts[1:], strict=False):
+        held = [x.args.get(name) for x in launches[a:b] for name in ("values", "indices", "out_values", "out_indices")]
+        most = max(most, sum(t.numel() * 4 for t in {id(t): t for t in held if t is not None}.values()) // 2)
+    assert most <= said <= 256 << 20
+    assert said < sum(lengths) * n * 4 / 2  # a score for each key
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -294,6 +330,7 @@ def test_scratch_is_what_workspace_says_and_at_most_256_mb(name):
         (dict(dtype=torch.bfloat16, packed=False), "dtype torch.float32"),
         (dict(pool=PoolSize(8, 6)), "blocks of 6"),
         (dict(tile=SMALL._replace(segment=112)), "segment 112"),
+        (dict(tile=SMALL._replace(block=24)), "block 24"),
         (dict(tile=SMALL._replace(cut=Cut(16, 16, 1))), "cut width 16"),
     ],
 )
