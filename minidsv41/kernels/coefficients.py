@@ -9,7 +9,7 @@ from torch import Tensor
 
 from minidsv41.kernels.launch import launch
 from minidsv41.kernels.sinkhorn import by, mixed, plus, sinkhorn, sinkhorn_backward, times
-from minidsv41.kernels.streams import normalise, wide
+from minidsv41.kernels.streams import wide
 from minidsv41.ops.seam import Next
 
 TOKENS = 128  # for a program of `coefficients_backward`, as many as its threads
@@ -99,15 +99,48 @@ def normed(kept, r, live):
 
 
 @triton.jit
+def held(kept, live):
+    """What was kept of each token (kept: where it lies): six times four products, the sum of squares of X'."""
+    a, b, c = load_four(kept, live), load_four(kept + 4, live), load_four(kept + 8, live)
+    d, e, f = load_four(kept + 12, live), load_four(kept + 16, live), load_four(kept + 20, live)
+    return a, b, c, d, e, f, tl.load(kept + 24, live, other=0.0)
+
+
+@triton.jit
+def eight(x):
+    """The columns of x [tokens, 8]."""
+    x, y = x.reshape(x.shape[0], 4, 2).split()
+    a, c = x.reshape(x.shape[0], 2, 2).split()
+    b, d = y.reshape(x.shape[0], 2, 2).split()
+    a, e = a.split()
+    b, f = b.split()
+    c, g = c.split()
+    d, h = d.split()
+    return a, b, c, d, e, f, g, h
+
+
+@triton.jit
+def apart(total):
+    """As `held`, from the rows themselves, total [tokens, 32]."""
+    x, y = total.reshape(total.shape[0], 16, 2).split()
+    p, r = x.reshape(x.shape[0], 8, 2).split()
+    q, s = y.reshape(x.shape[0], 8, 2).split()
+    p, q, r, s = eight(p), eight(q), eight(r), eight(s)
+    a, b, c = (p[0], q[0], r[0], s[0]), (p[1], q[1], r[1], s[1]), (p[2], q[2], r[2], s[2])
+    d, e, f = (p[3], q[3], r[3], s[3]), (p[4], q[4], r[4], s[4]), (p[5], q[5], r[5], s[5])
+    return a, b, c, d, e, f, p[6]
+
+
+@triton.jit
 def coefficients(
-    kept, row, live, base, scale, out_pre, out_post, out_comb, eps, hc_eps, C: tl.constexpr, ITERS: tl.constexpr
+    m, row, live, base, scale, out_pre, out_post, out_comb, eps, hc_eps, C: tl.constexpr, ITERS: tl.constexpr
 ):
-    """pre, post and comb of some tokens from what was kept of each (kept: where it lies)."""
-    r = tl.rsqrt(tl.load(kept + 24, live, other=0.0) / (4 * C) + eps)
+    """pre, post and comb of some tokens from what was kept of each (m: as `held` gives it)."""
+    r = tl.rsqrt(m[6] / (4 * C) + eps)
     e = hc_eps, hc_eps, hc_eps, hc_eps
-    pre = plus(sigmoid(logits(by(load_four(kept, live), r), base, scale, 0, 0)), e)
-    post = by(sigmoid(logits(by(load_four(kept + 4, live), r), base, scale, 4, 1)), 2.0)
-    K = raised(shares(normed(kept, r, live), base, scale), hc_eps)
+    pre = plus(sigmoid(logits(by(m[0], r), base, scale, 0, 0)), e)
+    post = by(sigmoid(logits(by(m[1], r), base, scale, 4, 1)), 2.0)
+    K = raised(shares((by(m[2], r), by(m[3], r), by(m[4], r), by(m[5], r)), base, scale), hc_eps)
     store_four(out_pre + row * 4, pre, live)  # after all loads, which no store then delays
     store_four(out_post + row * 4, post, live)
     u, v = sinkhorn(K, hc_eps, ITERS)
@@ -116,33 +149,6 @@ def coefficients(
     store_four(at + 4, by(times(K[1], v), u[1]), live)
     store_four(at + 8, by(times(K[2], v), u[2]), live)
     store_four(at + 12, by(times(K[3], v), u[3]), live)
-
-
-@triton.jit
-def finish(
-    parts, kept, x, norm, base, scale, out_pre, out_post, out_comb, T, eps, hc_eps,
-    C: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr,
-    MIX: tl.constexpr, ITERS: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """The first program of a tile adds up the parts and makes coefficients; each of the others norms some channels.
-
-    PDL: it starts while `cross` still runs, and waits for it here.
-    """
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-    token = tl.program_id(0) * M + tl.arange(0, M)
-    live, row, part = token < T, token.to(tl.int64), tl.arange(0, PADDED)
-    of = (part[None, :].to(tl.int64) * T + row[:, None]) * 32
-    inside = live[:, None] & (part < SPLITS)[None, :]
-    if tl.program_id(1) == 0:
-        k = tl.arange(0, 32)
-        total = tl.sum(tl.load(parts + of[:, :, None] + k, inside[:, :, None] & (k < 24 + 2)[None, None], other=0.0), 1)
-        tl.store(kept + row[:, None] * 32 + k[None, :], total, live[:, None] & (k < 24 + 2)[None, :])
-        tl.debug_barrier()
-        coefficients(kept + row * 32, row, live, base, scale, out_pre, out_post, out_comb, eps, hc_eps, C, ITERS)
-    elif MIX:
-        r = tl.rsqrt(tl.sum(tl.load(parts + of + 25, inside, other=0.0), 1) / C + eps)
-        normalise(x, norm, row, live, r, (tl.program_id(1) - 1) * CHUNK, C, CHUNK)
 
 
 @triton.jit

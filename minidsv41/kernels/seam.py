@@ -17,15 +17,12 @@ from typing import NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
-from minidsv41.kernels.coefficients import coefficients, finish
+from minidsv41.kernels.crossing import cross, finish
 from minidsv41.kernels.launch import dot_type, launch, require, starts_early
-from minidsv41.kernels.predictor import pack, product
+from minidsv41.kernels.predictor import pack
 from minidsv41.kernels.seam_backward import seam_backward
-from minidsv41.kernels.sinkhorn import mixed
-from minidsv41.kernels.streams import four, narrow, normalise, streams, summed, updated, wide
 from minidsv41.ops.seam import Next
 
 KEPT = 32  # float32 numbers kept of each token: 24 products, sum of squares of X', sum of squares of y
@@ -36,6 +33,9 @@ class Tile(NamedTuple):
 
     packed: a small kernel parts the weights beforehand, instead of every program. finish: tokens for one of `finish`.
     early: `cross` after that small kernel, and `finish` after `cross`, start before the one before has ended.
+    turned: tokens are the rows of the product and come from registers: 16 tokens a warp, 32 channels.
+    chunk: tokens of a launch of `cross`, whose programs finish those of the launch before, so that y comes from L2.
+    registers: the most of a thread.
     """
 
     tokens: int
@@ -46,6 +46,30 @@ class Tile(NamedTuple):
     stages: int = 3
     finish: int = 1
     early: bool = True
+    turned: bool = False
+    chunk: int | None = None
+    registers: int | None = None
+
+
+ROWS = Tile(64, 32, packed=True, warps=4, finish=4, turned=True)  # two programs a multiprocessor
+TILES = {  # to be measured: tokens as rows of the product; chunks
+    "T=128": [
+        *(Tile(64, 32, 160, warps=4, stages=1, finish=finish, turned=True) for finish in (1, 2)),
+        *(Tile(64, 32, 80, warps=4, stages=stages, finish=1, turned=True) for stages in (3, 1)),
+        *(Tile(64, 32, splits=80, stages=1, finish=finish) for finish in (1, 2)),
+    ],
+    "T=4,096": [
+        *(ROWS._replace(splits=splits) for splits in (4, 8)),
+        *(ROWS._replace(splits=splits, stages=2, registers=168) for splits in (6, 12)),
+        ROWS._replace(splits=4, early=False),
+        Tile(128, 32, 4, packed=True, finish=4, turned=True),
+    ],
+    "T=32,768": [
+        *(ROWS._replace(splits=16384 // chunk, chunk=chunk) for chunk in (2048, 1024, 4096)),
+        *(ROWS._replace(splits=20480 // chunk, chunk=chunk, stages=2, registers=168) for chunk in (2048, 1024)),
+        Tile(64, splits=4, packed=True, finish=4, chunk=2048),
+    ],
+}
 
 
 def tile_for(tokens: int, width: int, dtype: torch.dtype) -> Tile:
@@ -132,6 +156,17 @@ class Crossed(NamedTuple):
     kept: Tensor
 
 
+def chunk_of(tile: Tile, tokens: int) -> int:
+    """Tokens of a launch of `cross`: all, where one program has all channels of its tokens and finishes them."""
+    where = "where tokens are rows of the product, allowed are 16 a warp, and 32 channels"
+    require(not tile.turned or (tile.tokens, tile.channels) == (16 * tile.warps, 32), f"tile = {tile}: {where}")
+    if tile.chunk is None or tile.splits == 1 or tokens <= tile.chunk:
+        return max(tokens, 1)
+    allowed = f"allowed are multiples of the {tile.tokens} tokens of a tile"
+    require(tile.chunk % tile.tokens == 0, f"chunk = {tile.chunk}: {allowed}")
+    return tile.chunk
+
+
 def crossed(X, F, pre, post, comb, into: Next, *, tile: Tile | None = None, mix: bool = True) -> Crossed:
     """`seam` on contiguous tensors, without gradients, and what is kept [T, KEPT]; without `mix` there is no x."""
     tokens, _, width = X.shape
@@ -144,93 +179,34 @@ def crossed(X, F, pre, post, comb, into: Next, *, tile: Tile | None = None, mix:
     parts = kept if tile.splits == 1 else torch.empty(tile.splits, tokens, KEPT, **empty)
     split = X.dtype != torch.float32
     packed, early = split and tile.packed, tile.early and starts_early(X.device)
-    last = dict(x=x, norm=into.norm, base=into.base, scale=into.scale, **out)
+    turned, chunk = split and tile.turned, chunk_of(tile, tokens)
+    last = dict(x=x, norm=into.norm, base=into.base, scale=into.scale, parts=parts, kept=kept, **out)
     last |= dict(T=tokens, eps=into.eps, hc_eps=into.hc_eps, ITERS=into.iters, C=width, MIX=mix, PDL=early)
-    launch(
-        cross,
-        (triton.cdiv(tokens, tile.tokens), tile.splits),
-        **dict(X=X, F=F, pre=pre, post=post, comb=comb, fn=pack(into.fn) if packed else into.fn, new=new, parts=parts),
-        **dict(SPLITS=tile.splits, M=tile.tokens, BLOCK=tile.channels, PACKED=packed, SPLIT=split),
-        **dict(KEEP="evict_first" if tile.splits == 1 else "", DOT=dot_type(X.dtype), **last),
-        PRECISION="tf32" if split else "ieee",
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-        early=early and packed,
-    )
-    if tile.splits > 1:
-        chunk = min(1024, triton.next_power_of_2(width))
+    last |= dict(SPLITS=tile.splits, PADDED=triton.next_power_of_2(tile.splits))
+    given = dict(X=X, F=F, pre=pre, post=post, comb=comb, fn=pack(into.fn, turned) if packed else into.fn, new=new)
+    keep = "evict_first" if tile.splits == 1 or tokens > 1024 and (turned or chunk < tokens) else ""
+    for start in range(0, tokens, chunk):
+        launch(
+            cross,
+            (triton.cdiv(chunk, tile.tokens), tile.splits),
+            **dict(given, **last, start=start, CHUNK=chunk if start else 0, M=tile.tokens, BLOCK=tile.channels),
+            **dict(PACKED=packed, TURNED=turned, SPLIT=split, KEEP=keep, DOT=dot_type(X.dtype)),
+            PRECISION="tf32" if split else "ieee",
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            maxnreg=tile.registers,
+            early=early and (packed or start > 0),
+        )
+    if tile.splits > 1 and tokens:
+        step = min(1024, triton.next_power_of_2(width))
         launch(
             finish,
-            (triton.cdiv(tokens, tile.finish), 1 + mix * triton.cdiv(width, chunk)),
-            **dict(parts=parts, kept=kept, SPLITS=tile.splits, PADDED=triton.next_power_of_2(tile.splits)),
-            **dict(M=tile.finish, CHUNK=chunk, **last),
+            (triton.cdiv(tokens - start, tile.finish), 1 + mix * triton.cdiv(width, step)),
+            **dict(last, start=start, M=tile.finish, STEP=step),
             num_warps=4,
             early=early,
         )
     return Crossed(new, x, *out.values(), kept)
-
-
-@triton.jit
-def cross(
-    X, F, pre, post, comb, fn, new, parts, x, norm, base, scale, out_pre, out_post, out_comb, T, eps, hc_eps,
-    C: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, SPLIT: tl.constexpr,
-    PACKED: tl.constexpr, MIX: tl.constexpr, ITERS: tl.constexpr, KEEP: tl.constexpr, DOT: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    if PDL and PACKED:
-        tl.extra.cuda.gdc_wait()  # for the weights
-    if PDL and SPLITS > 1:
-        tl.extra.cuda.gdc_launch_dependents()
-    TYPE: tl.constexpr = X.dtype.element_ty
-    ROWS: tl.constexpr = 64 if SPLIT else 32
-    PART: tl.constexpr = tl.cdiv(tl.cdiv(C, BLOCK), SPLITS) * BLOCK
-    token = tl.program_id(0) * M + tl.arange(0, M)
-    live, row = token < T, token.to(tl.int64)
-    p = four(pre + row * 4, live, 1)
-    if F is not None:
-        o = four(post + row * 4, live, 1)
-        to0, to1 = four(comb + row * 16, live, 4), four(comb + row * 16 + 1, live, 4)
-        to2, to3 = four(comb + row * 16 + 2, live, 4), four(comb + row * 16 + 3, live, 4)
-    products = tl.zeros([ROWS, M], tl.float32)
-    squares, square = tl.zeros([M, BLOCK // 8], tl.float32), tl.zeros([M, BLOCK // 8], tl.float32)
-    first = tl.program_id(1) * PART
-    for c0 in range(first, tl.minimum(first + PART, C), BLOCK):
-        c = c0 + tl.arange(0, BLOCK)
-        inside = live[:, None] & (c < C)[None, :]
-        at = row[:, None] * (4 * C) + c[None, :]
-        n = streams(X + at, inside, C, KEEP)
-        s = n
-        if F is not None:
-            f = tl.load(F + row[:, None] * C + c[None, :], inside, other=0.0).to(tl.float32)
-            n = updated(o, to0, to1, to2, to3, f, s, TYPE)
-            tl.store(new + at, n[0], inside, eviction_policy=KEEP)
-            tl.store(new + at + C, n[1], inside, eviction_policy=KEEP)
-            tl.store(new + at + 2 * C, n[2], inside, eviction_policy=KEEP)
-            tl.store(new + at + 3 * C, n[3], inside, eviction_policy=KEEP)
-            s = wide(n)
-        squares += summed(mixed(s, s))
-        if MIX:
-            y = narrow(mixed(p, s), TYPE)
-            tl.store(x + row[:, None] * C + c[None, :], y, inside, eviction_policy="evict_last")
-            y = y.to(tl.float32)
-            square += summed(y * y)
-        products = product(fn, n, products, c0, C, BLOCK, SPLIT, PACKED, DOT, PRECISION)
-    k = tl.arange(0, 32)
-    if SPLIT:
-        products = tl.sum(products.reshape(4, 2, 8, M), 1).reshape(32, M)
-    to = parts + (tl.program_id(1).to(tl.int64) * T + row) * 32
-    tl.store(to[None, :] + k[:, None], products, (k < 24)[:, None] & live[None, :])
-    tl.store(to + 24, tl.sum(squares, 1), live)
-    square = tl.sum(square, 1)
-    tl.store(to + 25, square, live)
-    if SPLITS == 1:
-        tl.debug_barrier()  # what other threads of this program wrote is read from here on
-        if MIX:
-            r = tl.rsqrt(square / C + eps)
-            N: tl.constexpr = 4 * BLOCK
-            for back in tl.range(1, tl.cdiv(C, N) + 1, num_stages=3):  # what was written last is likeliest still in L2
-                normalise(x, norm, row, live, r, (tl.cdiv(C, N) - back) * N, C, N)
-        coefficients(to, row, live, base, scale, out_pre, out_post, out_comb, eps, hc_eps, C, ITERS)
 
 
 def specimen(tokens: int, dtype: torch.dtype = torch.bfloat16, **choices):
@@ -245,6 +221,7 @@ def specimen(tokens: int, dtype: torch.dtype = torch.bfloat16, **choices):
 
 SPECIMENS = {
     "seam T=4096": lambda: specimen(4096),
+    "seam T=4096 in chunks": lambda: specimen(4096, tile=ROWS._replace(splits=8, chunk=2048)),
     "seam T=128": lambda: specimen(128),
     "seam T=128 float32": lambda: specimen(128, torch.float32),
 }

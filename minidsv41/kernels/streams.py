@@ -78,11 +78,14 @@ def updated(o, to0, to1, to2, to3, f, s, TYPE: tl.constexpr):
 
 
 @triton.jit
-def normalise(x, norm, row, live, r, c0, C: tl.constexpr, N: tl.constexpr):
-    """N channels of y, at c0 of x, times r and the norm's weight."""
-    TYPE: tl.constexpr = x.dtype.element_ty
+def normal(y, r, w, TYPE: tl.constexpr):
+    return narrow(y.to(tl.float32) * r[:, None] * w.to(tl.float32)[None, :], TYPE)
+
+
+@triton.jit
+def normalise(x, norm, row, live, r, c0, end, C: tl.constexpr, N: tl.constexpr):
+    """N channels of y, at c0 of x, times r and the norm's weight; those before `end`."""
     c = c0 + tl.arange(0, N)
-    at, inside = x + row[:, None] * C + c[None, :], live[:, None] & (c < C)[None, :]
-    w = tl.load(norm + c, c < C, other=0.0).to(tl.float32)
-    y = tl.load(at, inside, other=0.0).to(tl.float32) * r[:, None] * w[None, :]
-    tl.store(at, narrow(y, TYPE), inside)
+    at, inside = x + row[:, None] * C + c[None, :], live[:, None] & (c < end)[None, :]
+    w = tl.load(norm + c, c < end, other=0.0)
+    tl.store(at, normal(tl.load(at, inside, other=0.0), r, w, x.dtype.element_ty), inside)

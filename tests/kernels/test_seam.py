@@ -19,6 +19,7 @@ from minidsv41.ops.seam import Next, collapse, predict, rms_norm  # noqa: E402
 from minidsv41.ops.seam import seam as plain  # noqa: E402
 
 WIDE = Tile(16, 64, warps=4)
+TURNED = Tile(64, 32, warps=4, turned=True)
 NAMES = ("X", "F", "pre", "post", "comb", "fn", "base", "scale", "norm")
 RESULTS = ("X'", "x", "pre'", "post'", "comb'")
 
@@ -77,6 +78,7 @@ CASES = {
     "streams up to date": (18, 128, False, WIDE),
     "up to date, in parts": (18, 128, False, WIDE._replace(splits=2, finish=16)),
     "as chosen for its shape": (3, 64, True, None),
+    "one launch finishes what another began": (37, 96, True, WIDE._replace(channels=32, splits=2, chunk=16, finish=4)),
 }
 
 
@@ -96,6 +98,10 @@ PAIRS = {
     "weights parted beforehand": (19, 128, True, WIDE._replace(packed=True)),
     "each kernel starts early": (19, 128, True, WIDE._replace(splits=2, packed=True, early=True)),
     "streams up to date, in parts": (19, 128, False, WIDE._replace(splits=2, packed=True, finish=16)),
+    "tokens as rows of the product": (70, 80, True, TURNED),
+    "tokens as rows, weights parted beforehand": (70, 80, True, TURNED._replace(packed=True)),
+    "tokens as rows, in parts and chunks": (150, 80, True, TURNED._replace(splits=2, packed=True, chunk=64, finish=16)),
+    "streams up to date, in chunks": (70, 64, False, TURNED._replace(splits=2, packed=True, chunk=64, finish=16)),
 }
 
 
@@ -211,6 +217,20 @@ def test_what_is_not_supported_is_refused(change, message, generator):
     args = dict(X=X, F=F, pre=pre, post=post, comb=comb) | change
     with pytest.raises(Unsupported) as refusal:
         seam(*args.values(), into)
+    assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("tile", "message"),
+    [
+        (TURNED._replace(channels=64), "where tokens are rows of the product, allowed are 16 a warp, and 32 channels"),
+        (WIDE._replace(splits=2, chunk=24), "chunk = 24: allowed are multiples of the 16 tokens of a tile"),
+    ],
+)
+def test_tiles_that_no_kernel_has_are_refused(tile, message, generator):
+    given, into = inputs(40, 64, torch.float32, generator, "cpu")
+    with pytest.raises(Unsupported) as refusal:
+        seam(*given, into, tile=tile)
     assert message in str(refusal.value)
 
 
