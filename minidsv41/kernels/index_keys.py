@@ -110,7 +110,7 @@ def packed_planes(words, scales, rows, D: tl.constexpr, DOT: tl.constexpr, ASM: 
 
     W: words, 16 at least: planes of less than 32 columns are multiplied wrongly by triton 3.6, where a thread's words
     are eight columns of an operand, and four threads side by side take 32 of them. A load of less than 4 bytes a thread
-    is not fetched ahead: few scales are read more than once instead.
+    is not fetched ahead: few scales are read more than once instead, and one of the copies is used.
     """
     N: tl.constexpr = rows.shape[0]
     W: tl.constexpr = max(16, triton.next_power_of_2(D // 8))
@@ -122,17 +122,21 @@ def packed_planes(words, scales, rows, D: tl.constexpr, DOT: tl.constexpr, ASM: 
     else:
         x = tl.load(words + where, (word < D // 8)[None, :], other=0)
         scale = tl.load(scales + scale_where, (group < D // 32)[None, :], other=127)
+    if COPIES > 2:
+        scale, same = halves(scale)
+    if COPIES > 1:
+        scale, same = halves(scale)
     x = x.reshape(N, W // 4, 4).permute(0, 2, 1).reshape(N, W)  # a thread's words are then neighbours, of one scale
     if ASM:
         factor = planes_factor(scale)
-        factor = tl.broadcast_to(factor[:, None, :], (N, 4 // COPIES, COPIES * W // 4)).reshape(N, W)
+        factor = tl.broadcast_to(factor[:, None, :], (N, 4, W // 4)).reshape(N, W)
         a0, a4, a1, a5, a2, a6, a3, a7 = tl.inline_asm_elementwise(
             PLANES, "=h,=h,=h,=h,=h,=h,=h,=h,r,r", [x, factor], dtype=(tl.bfloat16,) * 8, is_pure=True, pack=1
         )
         a, b, c, d = side_by_side(a0, a4), side_by_side(a1, a5), side_by_side(a2, a6), side_by_side(a3, a7)
     else:
         factor = ue8m0_decode(scale)
-        factor = tl.broadcast_to(factor[:, None, :], (N, 4 // COPIES, COPIES * W // 4)).reshape(N, W)
+        factor = tl.broadcast_to(factor[:, None, :], (N, 4, W // 4)).reshape(N, W)
         a, b = plane(x & 15, (x >> 16) & 15, factor, DOT), plane((x >> 4) & 15, (x >> 20) & 15, factor, DOT)
         c, d = plane((x >> 8) & 15, (x >> 24) & 15, factor, DOT), plane((x >> 12) & 15, (x >> 28) & 15, factor, DOT)
     return beside(a, b), beside(c, d)

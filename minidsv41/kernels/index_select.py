@@ -68,26 +68,27 @@ def select_tile(length: int, k: int, dtype: torch.dtype, *, pool: bool) -> Tile:
 
 ONE, SEVERAL = Tile(1, 128, 2048, 1024, registers=128), Tile(4, 64, 2048, 1024, programs=264)
 FEW = Tile(1, 64, 2048, 1024, programs=792, registers=80, cut=Cut(16384), whole=True, block=16)
-MANY = Tile(4, 64, 2048, 1024, programs=396, registers=168, cut=Cut(8192), whole=True, block=8)
+MANY = Tile(4, 64, 2048, 1024, programs=5120, registers=168, cut=Cut(8192), whole=True, block=4)
 TILES = {  # what a sweep tries beside what is chosen
     "one query": [
         FEW,
         FEW._replace(block=32),
         FEW._replace(block=8),
-        FEW._replace(whole=False),
+        FEW._replace(block=32, whole=False),
         FEW._replace(cut=Cut(8192)),
-        FEW._replace(stages=4),
+        FEW._replace(block=32, stages=4),
         FEW._replace(programs=1584),
-        FEW._replace(keys=128, programs=528, registers=128),
-        FEW._replace(keys=128, programs=660, registers=96, block=32),
+        FEW._replace(keys=128, programs=528, registers=128, block=32),
+        FEW._replace(keys=128, programs=660, registers=96),
         ONE._replace(whole=True),
     ],
     "several queries": [
         MANY,
-        MANY._replace(block=4),
+        MANY._replace(block=8),
+        MANY._replace(programs=3072),
         MANY._replace(whole=False),
-        MANY._replace(programs=264, registers=None),
-        MANY._replace(rows=2, programs=528, registers=128),
+        MANY._replace(programs=1024, registers=None),
+        MANY._replace(rows=2, registers=128),
         SEVERAL._replace(whole=True),
     ],
 }
