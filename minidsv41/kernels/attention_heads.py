@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from minidsv41.kernels.attention_rows import LOG2E, columns, in_order
+from minidsv41.kernels.attention_rows import LOG2E, columns, in_order, places_of
 
 LOWEST = tl.constexpr(-1e30)  # the maximum of no scores: finite, so that differences are numbers
 
@@ -22,15 +22,22 @@ def load_heads(q, token, head, H, D: tl.constexpr, HALF: tl.constexpr, RUNS: tl.
 
 
 @triton.jit
-def rotation(cos, sin, token, D: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr):
-    """cos and sin [HALF] of a token, for all pairs of a head: only the last PAIRS are turned."""
+def rotation(cos, sin, token, D: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr, LINES: tl.constexpr = 0):
+    """cos and sin [1, HALF] of a token, for all pairs of a head: only the last PAIRS are turned.
+
+    LINES: as many heads are turned, [LINES, HALF], so that each thread loads what it needs itself.
+    """
     pair = tl.arange(0, HALF) - (D // 2 - PAIRS)
+    if LINES:
+        pair = tl.broadcast_to(pair[None, :], LINES, HALF)
     if PAIRS > 0:
         turned = (pair >= 0) & (pair < PAIRS)
         c = tl.load(cos + token * PAIRS + pair, turned, other=1.0).to(tl.float32)
         s = tl.load(sin + token * PAIRS + pair, turned, other=0.0).to(tl.float32)
     else:
         c, s = pair, pair
+    if LINES == 0:
+        c, s = c[None, :], s[None, :]
     return c, s
 
 
@@ -38,7 +45,7 @@ def rotation(cos, sin, token, D: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.con
 def rotated_back(x, turn, HALF: tl.constexpr):
     """Undo the `rotation` of head outputs [heads, 2 * HALF], columns in order."""
     HEADS: tl.constexpr = x.shape[0]
-    c, s = turn[0][None, :], turn[1][None, :]
+    c, s = turn[0], turn[1]
     a, b = x.reshape(HEADS, HALF, 2).split()
     return tl.join(a * c + b * s, b * c - a * s).reshape(HEADS, 2 * HALF)
 
@@ -48,7 +55,9 @@ def finish(
     out, o, head, token, turn, H, D: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr, RUNS: tl.constexpr = 2
 ):  # fmt: skip
     """Write a token's head outputs, rotated back by `turn` (of `rotation`)."""
-    o, c = in_order(o, HALF, RUNS), tl.arange(0, 2 * HALF)
+    c = tl.arange(0, 2 * HALF)
+    if RUNS > 1:
+        o = in_order(o, HALF, RUNS)
     if PAIRS > 0:
         o = rotated_back(o, turn, HALF)
     inside = (head < H)[:, None] if D == 2 * HALF else (head < H)[:, None] & (c < D)[None, :]
@@ -57,7 +66,7 @@ def finish(
 
 @triton.jit
 def combine(
-    out, lse, stat, part, cos, sin, H, D: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr,
+    out, lse, stat, part, cos, sin, H: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr,
     SPLITS: tl.constexpr, PAIRS: tl.constexpr, RUNS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Some heads of a query: the parts' outputs, weighed by their share in the denominator, make one."""
@@ -65,16 +74,19 @@ def combine(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    c, real = tl.arange(0, 2 * HALF), head < H
-    totals = stat + tl.num_programs(0).to(tl.int64) * SPLITS * H
-    turn = rotation(cos, sin, token, D, HALF, PAIRS)
+    real = head < H if H % HEADS else tl.full([HEADS], True, tl.int1)
+    place = head[:, None] * (2 * HALF) + places_of(HALF, RUNS)[None, :]
+    part += token * (SPLITS * H * 2 * HALF)
+    stat += token * (SPLITS * H)
+    totals = stat + tl.num_programs(0).to(tl.int64) * (SPLITS * H)
     tops, sums, parts = (), (), ()
     for split in tl.static_range(SPLITS):
-        at = (token * SPLITS + split) * H + head
-        tops = tops + (tl.load(stat + at, real, other=LOWEST),)
-        sums = sums + (tl.load(totals + at, real, other=1.0),)
-        parts = parts + (tl.load(part + at[:, None] * (2 * HALF) + c[None, :], real[:, None], other=0.0),)
-    tl.debug_barrier()  # no load may move behind it: all are on their way before one is waited for
+        parts = parts + (tl.load(part + split * (H * 2 * HALF) + place, real[:, None], other=0.0),)
+    turn = rotation(cos, sin, token, D, HALF, PAIRS, HEADS)
+    tl.debug_barrier()  # all of these are on their way before the weights, which they wait for, are asked for
+    for split in tl.static_range(SPLITS):
+        tops = tops + (tl.load(stat + split * H + head, real, other=LOWEST),)
+        sums = sums + (tl.load(totals + split * H + head, real, other=1.0),)
     top = tops[0]
     for split in tl.static_range(1, SPLITS):
         top = tl.maximum(top, tops[split])
@@ -84,5 +96,6 @@ def combine(
         weight = tl.exp2(tops[split] - top)
         total += weight * sums[split]
         acc += weight[:, None] * parts[split].to(tl.float32)
-    tl.store(lse + token * H + head, (top + tl.log2(total)) / LOG2E, real)
-    finish(out, acc * (1.0 / total)[:, None], head, token, turn, H, D, HALF, PAIRS, RUNS)
+    if lse is not None:
+        tl.store(lse + token * H + head, (top + tl.log2(total)) / LOG2E, real)
+    finish(out, acc * (1.0 / total)[:, None], head, token, turn, H, D, HALF, PAIRS, 1)

@@ -56,6 +56,14 @@ def columns(HALF: tl.constexpr, RUNS: tl.constexpr = 2):
 
 
 @triton.jit
+def places_of(HALF: tl.constexpr, RUNS: tl.constexpr):
+    """[2 * HALF] at which place each column stands."""
+    c = tl.arange(0, 2 * HALF)
+    place = c // 8 % RUNS * (2 * HALF // RUNS) + c // (8 * RUNS) * 8 + c % 8
+    return tl.max_contiguous(tl.multiple_of(place, 8), 8)
+
+
+@triton.jit
 def in_order(x, HALF: tl.constexpr, RUNS: tl.constexpr = 2):
     """[rows, 2 * HALF] with its columns back in their order."""
     ROWS: tl.constexpr = x.shape[0]

@@ -18,21 +18,8 @@ from torch import Tensor
 
 from minidsv41.formats import MAIN
 from minidsv41.kernels.attention_heads import LOWEST, combine, finish, load_heads, rotation
-from minidsv41.kernels.attention_rows import (
-    LARGE,
-    LOG2E,
-    UNIT,
-    arguments,
-    common,
-    decoded,
-    decoded_words,
-    fetch,
-    fetch_words,
-    located,
-    pairs,
-    places,
-)
-from minidsv41.kernels.fragments import by_thread
+from minidsv41.kernels.attention_rows import LARGE, LOG2E, UNIT, arguments, common, fetch_words, located, pairs, places
+from minidsv41.kernels.attention_tiles import over_tiles
 from minidsv41.kernels.launch import launch, starts_early
 from minidsv41.ops.rows import Rows, Span
 
@@ -48,12 +35,23 @@ class Tile(NamedTuple):
     rows: int = 4  # heads that one program of `combine` takes
     ahead: bool = False  # codes of the next tile wait in registers
     early: bool = True  # programs start while the kernel before them still ends, and wait for it then
+    spread: bool = False  # tiles of the window, which take longer, go to different parts
+    direct: bool = False  # of the first tile ahead, each thread finds the rows that it fetches itself
 
 
 PROGRAMS = 128  # fewer queries than this are split over programs
 TILES = {  # worth timing on a new card
-    "steps": [Tile(64, 64, 4, ahead=True), Tile(64, 128, 4), Tile(64, 64, 10, ahead=True, rows=1)],
-    "prompts": [Tile(64, 128), Tile(64, 128, ahead=True)],
+    "steps": [
+        *(
+            Tile(64, 64, 4, ahead=True, rows=2, spread=s, direct=d)
+            for s, d in ((True, True), (True, False), (False, True))
+        ),
+        *(Tile(64, 64, 4, ahead=True, rows=rows, spread=True, direct=True) for rows in (4, 1)),
+        Tile(64, 64, 4, ahead=True),
+        Tile(64, 32, 4, ahead=True, rows=2, spread=True, direct=True),
+        *(Tile(64, 64, 10, ahead=True, rows=rows, direct=d) for rows in (1, 2) for d in (True, False)),
+    ],
+    "prompts": [Tile(64, 128), Tile(64, 128, ahead=True), Tile(64, 128, ahead=True, direct=True)],
 }
 
 
@@ -81,9 +79,12 @@ def tile_for(
 
 def attend(
     q: Tensor, window: Rows, entries: Rows | None, topk: Tensor | None, sink: Tensor, span: Span,
-    rotation: tuple[Tensor, Tensor] | None, tile: Tile,
+    rotation: tuple[Tensor, Tensor] | None, tile: Tile, *, with_lse: bool = True,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Output [T, H, D] and lse [T, H], for arguments that have been checked. topk None: window only."""
+    """Output [T, H, D] and lse [T, H], for arguments that have been checked. topk None: window only.
+
+    with_lse False: lse may hold anything.
+    """
     tokens, heads, _ = q.shape
     shared, turn = common(q, tile.keys, tile.warps), pairs(rotation)
     k = 0 if topk is None else topk.shape[1]
@@ -109,7 +110,7 @@ def attend(
         **arguments("entry", window if entries is None else entries),
         **shared | turn,
         **dict(W=span.width, K=k, N=tile.keys, HEADS=tile.heads, SPLITS=tile.splits, STAGES=tile.stages, **several),
-        **dict(AHEAD=ahead, RUNS=runs, PDL=early),
+        **dict(AHEAD=ahead, RUNS=runs, PDL=early, SPREAD=tile.spread, DIRECT=tile.direct),
         num_warps=tile.warps,
         num_stages=tile.stages,
         early=early,
@@ -119,60 +120,13 @@ def attend(
         launch(
             combine,
             (tokens, triton.cdiv(heads, tile.rows)),
-            **dict(out=out, lse=lse, stat=stat, part=part, **turn, **{name: shared[name] for name in names}),
+            **dict(out=out, lse=lse if with_lse else None, stat=stat, part=part),
+            **turn | {name: shared[name] for name in names},
             **dict(HEADS=tile.rows, SPLITS=tile.splits, RUNS=runs, PDL=early),
             num_warps=4,
             early=early,
         )
     return out, lse
-
-
-@triton.jit
-def joined(s, keys, rows, lowest, m, total, acc, SCALE: tl.constexpr, PRECISION: tl.constexpr):
-    """Keys with products s [heads, N] join the softmax: maximum m (base 2), denominator in eight parts, outputs."""
-    N: tl.constexpr = s.shape[1]
-    # Unless scores pass a branch, each half of the warps computes all of them (the layout of chained products).
-    if lowest < 0:
-        s = tl.where((tl.load(rows + tl.arange(0, N)) >= 0)[None, :], s, float("-inf"))
-    top = tl.maximum(m, tl.max(s, 1) * (SCALE * LOG2E))
-    p, less = tl.exp2(s * (SCALE * LOG2E) - top[:, None]), tl.exp2(m - top)
-    same = tl.max(tl.max(by_thread(tl.broadcast_to(less[:, None], s.shape)), 4), 2)  # `less`, placed as `total` is
-    total = total * same + tl.sum(tl.sum(by_thread(p), 4), 2)
-    acc = tl.dot(p.to(keys.dtype), keys, acc * less[:, None], input_precision=PRECISION)
-    return top, total, acc
-
-
-@triton.jit
-def over_tiles(
-    q, rows, tile, end, data, scales, words, pairs, lowest, m, total, acc, D: tl.constexpr, HALF: tl.constexpr,
-    N: tl.constexpr, FORMAT: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr, PACKED: tl.constexpr,
-    STAGES: tl.constexpr, RUNS: tl.constexpr, AHEAD: tl.constexpr,
-):  # fmt: skip
-    """`joined` with the keys of tiles tile..end - 1. The next tile is fetched while one is multiplied.
-
-    words, pairs: where AHEAD, what was fetched of the first tile.
-    """
-    slot = tl.arange(0, N)
-    SCALE: tl.constexpr = D**-0.5 * (UNIT if PACKED and FORMAT == "main" else 1.0)
-    if AHEAD:
-        for t in tl.range(tile, end, num_stages=1, disable_licm=True):
-            row = tl.load(rows + (t + 1) * N + slot, t + 1 < end, other=-1)
-            keys = decoded_words(words, pairs, HALF, FP8)
-            s = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
-            words, pairs = fetch_words(data, scales, row, HALF)
-            m, total, acc = joined(s, keys, rows + t * N, lowest, m, total, acc, SCALE, PRECISION)
-    else:
-        row = tl.load(rows + tile * N + slot, tile < end, other=-1)
-        for t in tl.range(tile, end, num_stages=STAGES, disable_licm=True):
-            if STAGES > 1:  # the compiler's pipeline loads rows ahead
-                row = tl.load(rows + t * N + slot)
-            stored, scale = fetch(data, scales, row, D, HALF, FORMAT, PACKED, RUNS)
-            keys = decoded(stored, scale, HALF, FORMAT, q.dtype, FP8, PACKED, RUNS)
-            s = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
-            if STAGES == 1:
-                row = tl.load(rows + (t + 1) * N + slot, t + 1 < end, other=-1)
-            m, total, acc = joined(s, keys, rows + t * N, lowest, m, total, acc, SCALE, PRECISION)
-    return m, total, acc
 
 
 @triton.jit
@@ -184,7 +138,7 @@ def by_query(
     W: tl.constexpr, K: tl.constexpr, N: tl.constexpr, HEADS: tl.constexpr, SPLITS: tl.constexpr,
     PAIRS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr, PACKED: tl.constexpr,
     NEAR: tl.constexpr, FAR: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, RUNS: tl.constexpr,
-    PDL: tl.constexpr,
+    PDL: tl.constexpr, SPREAD: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -193,17 +147,29 @@ def by_query(
     WINDOW: tl.constexpr = (W + N - 1) // N
     TILES: tl.constexpr = WINDOW + (K + N - 1) // N
     start, stop = split * TILES // SPLITS, (split + 1) * TILES // SPLITS
-    middle = tl.minimum(tl.maximum(start, WINDOW), stop)
+    if SPREAD:  # of TILES places, every TILES / WINDOW-th holds one of the window
+        near0, near1 = (start * WINDOW + TILES - 1) // TILES, (stop * WINDOW + TILES - 1) // TILES
+        far0, far1 = WINDOW + start - near0, WINDOW + stop - near1
+    else:
+        near0, far1 = start, stop
+        far0 = tl.minimum(tl.maximum(start, WINDOW), stop)
+        near1 = far0
     rows += (token * tl.num_programs(1) + tl.program_id(1)) * (TILES * N)
     s, begin, end = tl.load(seq + token), tl.load(first + token), tl.load(last + token)
     near = tl.arange(0, NEAR)
-    own_near = (near >= start * N) & (near < middle * N)
+    own_near = (near >= near0 * N) & (near < near1 * N)
     index = end - (W - 1) + near
     index = tl.where(own_near & (near < W) & (index >= begin), index, -1)
     if K > 0:
         far = WINDOW * N + tl.arange(0, FAR)
-        own_far = (far >= middle * N) & (far < stop * N)
+        own_far = (far >= far0 * N) & (far < far1 * N)
         chosen = tl.load(topk + token * K - WINDOW * N + far, own_far & (far < WINDOW * N + K), other=-1)
+    words, pairs = 0, 0
+    if AHEAD and DIRECT:
+        key = (far0 - WINDOW) * N + tl.arange(0, N)
+        key = tl.load(topk + token * K + key, (key < K) & (far0 < far1), other=-1)
+        row = located(entry_table, entry_pages, entry_page, s, key)
+        words, pairs = fetch_words(entry_data, entry_scales, row, HALF)
     head = head0 + tl.arange(0, HEADS)
     queries = load_heads(q, token, head, H, D, HALF, RUNS).to(DOT)
     own = tl.where(split == 0, 1.0, 0.0)  # the sink counts once
@@ -220,12 +186,11 @@ def by_query(
     total = tl.where(tl.arange(0, 8) == 0, own, 0.0)[None, :].broadcast_to(HEADS, 8).reshape(HEADS, 2, 4)
     acc = tl.zeros([HEADS, 2 * HALF], tl.float32)
     tl.debug_barrier()
-    words, pairs = 0, 0
-    if AHEAD:
-        row = tl.load(rows + middle * N + tl.arange(0, N), middle < stop, other=-1)
+    if AHEAD and not DIRECT:
+        row = tl.load(rows + far0 * N + tl.arange(0, N), far0 < far1, other=-1)
         words, pairs = fetch_words(entry_data, entry_scales, row, HALF)
     m, total, acc = over_tiles(
-        queries, rows, start, middle, window_data, window_scales, 0, 0, lowest, m, total, acc, D, HALF, N,
+        queries, rows, near0, near1, window_data, window_scales, 0, 0, lowest, m, total, acc, D, HALF, N,
         WINDOW_FORMAT, PRECISION, FP8, PACKED, STAGES, RUNS, False,
     )  # fmt: skip
     NEAR_UNIT: tl.constexpr = UNIT if PACKED and WINDOW_FORMAT == "main" else 1.0
@@ -233,7 +198,7 @@ def by_query(
     if K > 0:
         acc *= NEAR_UNIT / FAR_UNIT
         m, total, acc = over_tiles(
-            queries, rows, middle, stop, entry_data, entry_scales, words, pairs, lowest, m, total, acc, D, HALF, N,
+            queries, rows, far0, far1, entry_data, entry_scales, words, pairs, lowest, m, total, acc, D, HALF, N,
             ENTRY_FORMAT, PRECISION, FP8, PACKED, STAGES, RUNS, AHEAD,
         )  # fmt: skip
     total = tl.sum(tl.sum(total, 2), 1)

@@ -45,7 +45,8 @@ def sparse_attention(
         packed = None not in (window.format, entries.format)
         keys = span.width + topk.shape[1]
         tile = tile_for(len(q), q.shape[1], keys, q.dtype, packed=packed, card=generation(q.device))
-    out, lse = attend(q.contiguous(), window, entries, topk.contiguous(), sink, span, rotation, tile)
+    given = q.contiguous(), window, entries, topk.contiguous(), sink, span, rotation, tile
+    out, lse = attend(*given, with_lse=with_lse)
     return (out, lse) if with_lse else out
 
 
