@@ -5,6 +5,8 @@ Two launches: programs score stretches of keys and leave k candidates each (`ind
 share every tile of keys, four at a time.
 Memory: a buffer of candidates for each row and stretch, 8 MB for up to 528 of them however long the sequence is, and
 block maxima (n / 8 a row) where the pool is built. Long calls go through in slices of queries within 256 MB.
+Or, where the tile names a block, by blocks and without candidates (`index_blocks`): n / block and 2 k * block numbers
+a row.
 Floor, H200, keys of 68 B: 17 us at 1 x 1M, 67 at 32 x 128K, 533 at 32 x 1M, of reading; prefill of 4,096 x 32K 1,390 us
 of bfloat16 products.
 """
@@ -67,15 +69,15 @@ def select_tile(length: int, k: int, dtype: torch.dtype, *, pool: bool) -> Tile:
 
 
 ONE, SEVERAL = Tile(1, 128, 2048, 1024, registers=128), Tile(4, 64, 2048, 1024, programs=264)
-FEW = Tile(1, 64, 2048, 1024, programs=792, registers=80, cut=Cut(16384), whole=True, block=16)
-MANY = Tile(4, 64, 2048, 1024, programs=5120, registers=168, cut=Cut(8192), whole=True, block=4)
+FEW = Tile(1, 64, 2048, 1024, programs=792, registers=80, whole=True, block=16)
+MANY = Tile(4, 64, 2048, 1024, programs=5120, registers=168, whole=True, block=4)
 TILES = {  # what a sweep tries beside what is chosen
     "one query": [
         FEW,
         FEW._replace(block=32),
         FEW._replace(block=8),
-        FEW._replace(block=32, whole=False),
-        FEW._replace(cut=Cut(8192)),
+        FEW._replace(block=32, programs=924, registers=72, whole=False),
+        FEW._replace(block=32, cut=Cut(8192, warps=8)),
         FEW._replace(block=32, stages=4),
         FEW._replace(programs=1584),
         FEW._replace(keys=128, programs=528, registers=128, block=32),
@@ -85,9 +87,8 @@ TILES = {  # what a sweep tries beside what is chosen
     "several queries": [
         MANY,
         MANY._replace(block=8),
-        MANY._replace(programs=3072),
-        MANY._replace(whole=False),
         MANY._replace(programs=1024, registers=None),
+        MANY._replace(cut=Cut(8192, warps=8)),
         MANY._replace(rows=2, registers=128),
         SEVERAL._replace(whole=True),
     ],
