@@ -99,11 +99,14 @@ def normed(kept, r, live):
 
 
 @triton.jit
-def held(kept, live):
-    """What was kept of each token (kept: where it lies): six times four products, the sum of squares of X'."""
-    a, b, c = load_four(kept, live), load_four(kept + 4, live), load_four(kept + 8, live)
-    d, e, f = load_four(kept + 12, live), load_four(kept + 16, live), load_four(kept + 20, live)
-    return a, b, c, d, e, f, tl.load(kept + 24, live, other=0.0)
+def held(kept, live, base, scale, eps, C: tl.constexpr):
+    """Logits of six times four coefficients from what was kept of each token (kept: where it lies)."""
+    r = tl.rsqrt(tl.load(kept + 24, live, other=0.0) / (4 * C) + eps)
+    a, b = by(load_four(kept, live), r), by(load_four(kept + 4, live), r)
+    m = normed(kept, r, live)
+    a, b = logits(a, base, scale, 0, 0), logits(b, base, scale, 4, 1)
+    c, d = logits(m[0], base, scale, 8, 2), logits(m[1], base, scale, 12, 2)
+    return a, b, c, d, logits(m[2], base, scale, 16, 2), logits(m[3], base, scale, 20, 2)
 
 
 @triton.jit
@@ -120,27 +123,23 @@ def eight(x):
 
 
 @triton.jit
-def apart(total):
-    """As `held`, from the rows themselves, total [tokens, 32]."""
-    x, y = total.reshape(total.shape[0], 16, 2).split()
+def apart(z):
+    """The same from rows of logits z [tokens, 32]."""
+    x, y = z.reshape(z.shape[0], 16, 2).split()
     p, r = x.reshape(x.shape[0], 8, 2).split()
     q, s = y.reshape(x.shape[0], 8, 2).split()
     p, q, r, s = eight(p), eight(q), eight(r), eight(s)
     a, b, c = (p[0], q[0], r[0], s[0]), (p[1], q[1], r[1], s[1]), (p[2], q[2], r[2], s[2])
     d, e, f = (p[3], q[3], r[3], s[3]), (p[4], q[4], r[4], s[4]), (p[5], q[5], r[5], s[5])
-    return a, b, c, d, e, f, p[6]
+    return a, b, c, d, e, f
 
 
 @triton.jit
-def coefficients(
-    m, row, live, base, scale, out_pre, out_post, out_comb, eps, hc_eps, C: tl.constexpr, ITERS: tl.constexpr
-):
-    """pre, post and comb of some tokens from what was kept of each (m: as `held` gives it)."""
-    r = tl.rsqrt(m[6] / (4 * C) + eps)
+def coefficients(z, row, live, out_pre, out_post, out_comb, hc_eps, ITERS: tl.constexpr):
+    """pre, post and comb of some tokens from their logits z, six times four."""
     e = hc_eps, hc_eps, hc_eps, hc_eps
-    pre = plus(sigmoid(logits(by(m[0], r), base, scale, 0, 0)), e)
-    post = by(sigmoid(logits(by(m[1], r), base, scale, 4, 1)), 2.0)
-    K = raised(shares((by(m[2], r), by(m[3], r), by(m[4], r), by(m[5], r)), base, scale), hc_eps)
+    pre, post = plus(sigmoid(z[0]), e), by(sigmoid(z[1]), 2.0)
+    K = raised((softmax(z[2]), softmax(z[3]), softmax(z[4]), softmax(z[5])), hc_eps)
     store_four(out_pre + row * 4, pre, live)  # after all loads, which no store then delays
     store_four(out_post + row * 4, post, live)
     u, v = sinkhorn(K, hc_eps, ITERS)

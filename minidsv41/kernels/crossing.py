@@ -12,7 +12,7 @@ import triton.language as tl
 from minidsv41.kernels.coefficients import apart, coefficients, held
 from minidsv41.kernels.predictor import product, turned_product, turned_token, turned_weights
 from minidsv41.kernels.sinkhorn import mixed
-from minidsv41.kernels.streams import fetch, four, narrow, normal, normalise, streams, summed, updated, wide
+from minidsv41.kernels.streams import four, narrow, normal, normalise, streams, summed, updated, wide
 
 
 @triton.jit
@@ -22,10 +22,6 @@ def cross(
     PADDED: tl.constexpr, SPLIT: tl.constexpr, PACKED: tl.constexpr, TURNED: tl.constexpr, MIX: tl.constexpr,
     ITERS: tl.constexpr, KEEP: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if PDL and PACKED and CHUNK == 0:
-        tl.extra.cuda.gdc_wait()  # for the weights
-    if PDL and SPLITS > 1:
-        tl.extra.cuda.gdc_launch_dependents()
     TYPE: tl.constexpr = X.dtype.element_ty
     ROWS: tl.constexpr = 64 if SPLIT else 32
     PART: tl.constexpr = tl.cdiv(tl.cdiv(C, BLOCK), SPLITS) * BLOCK
@@ -36,6 +32,10 @@ def cross(
         o = four(post + row * 4, live, 1)
         to0, to1 = four(comb + row * 16, live, 4), four(comb + row * 16 + 1, live, 4)
         to2, to3 = four(comb + row * 16 + 2, live, 4), four(comb + row * 16 + 3, live, 4)
+    if PDL and PACKED and CHUNK == 0:
+        tl.extra.cuda.gdc_wait()  # for the weights, which later launches then need not wait for
+    if PDL and SPLITS > 1:
+        tl.extra.cuda.gdc_launch_dependents()
     products = tl.zeros([M, 32] if TURNED else [ROWS, M], tl.float32)
     squares, square = tl.zeros([M, BLOCK // 8], tl.float32), tl.zeros([M, BLOCK // 8], tl.float32)
     first = tl.program_id(1) * PART
@@ -43,12 +43,13 @@ def cross(
         c = c0 + tl.arange(0, BLOCK)
         inside = live[:, None] & (c < C)[None, :]
         at = row[:, None] * (4 * C) + c[None, :]
-        if TURNED:
-            w = turned_weights(fn, c0, C, PACKED)
         n = streams(X + at, inside, C, KEEP)
         s = n
         if F is not None:
-            f = tl.load(F + row[:, None] * C + c[None, :], inside, other=0.0).to(tl.float32)
+            f = tl.load(F + row[:, None] * C + c[None, :], inside, other=0.0, eviction_policy=KEEP).to(tl.float32)
+        if TURNED:
+            w = turned_weights(fn, c0, C, PACKED)
+        if F is not None:
             n = updated(o, to0, to1, to2, to3, f, s, TYPE)
             tl.store(new + at, n[0], inside, eviction_policy=KEEP)
             tl.store(new + at + C, n[1], inside, eviction_policy=KEEP)
@@ -85,7 +86,8 @@ def cross(
             N: tl.constexpr = 4 * BLOCK
             for back in tl.range(1, tl.cdiv(C, N) + 1, num_stages=3):  # what was written last is likeliest still in L2
                 normalise(x, norm, row, live, r, (tl.cdiv(C, N) - back) * N, C, C, N)
-        coefficients(held(to, live), row, live, base, scale, out_pre, out_post, out_comb, eps, hc_eps, C, ITERS)
+        z = held(to, live, base, scale, eps, C)
+        coefficients(z, row, live, out_pre, out_post, out_comb, hc_eps, ITERS)
     if CHUNK > 0:
         if PDL:
             tl.extra.cuda.gdc_wait()  # for the launch before, whose tokens are finished here
@@ -98,8 +100,8 @@ def cross(
         if tl.program_id(1) == 0:
             totals(parts, kept, row, row < T, T, SPLITS)
             tl.debug_barrier()
-            m = held(kept + row * 32, row < T)
-            coefficients(m, row, row < T, base, scale, out_pre, out_post, out_comb, eps, hc_eps, C, ITERS)
+            z = held(kept + row * 32, row < T, base, scale, eps, C)
+            coefficients(z, row, row < T, out_pre, out_post, out_comb, hc_eps, ITERS)
 
 
 @triton.jit
@@ -112,11 +114,11 @@ def root(parts, row, live, T, eps, C: tl.constexpr, SPLITS: tl.constexpr, PADDED
 
 @triton.jit
 def totals(parts, kept, row, live, T, SPLITS: tl.constexpr):
-    """Add up what SPLITS programs left of each token, one by one: of few."""
+    """Add up what SPLITS programs left of each token, one by one."""
     k = tl.arange(0, 32)
     at, inside = row[:, None] * 32 + k[None, :], live[:, None] & (k < 24 + 2)[None, :]
     total = tl.load(parts + at, inside, other=0.0)
-    for part in tl.static_range(1, SPLITS):
+    for part in range(1, SPLITS):
         total += tl.load(parts + part * T.to(tl.int64) * 32 + at, inside, other=0.0)
     tl.store(kept + at, total, inside)
 
@@ -135,15 +137,18 @@ def finish(
     live, row = token < T, token.to(tl.int64)
     if tl.program_id(1) == 0:
         k, part = tl.arange(0, 32), tl.arange(0, PADDED)
-        fetch(base + k % 24)
-        fetch(scale + k % 3)
+        b = tl.load(base + k, k < 24, other=0.0)
+        group = tl.minimum(k // 4, 2)
+        a = tl.load(scale + group)
         if PDL:
             tl.extra.cuda.gdc_wait()
         of = (part[None, :].to(tl.int64) * T + row[:, None]) * 32
         there = live[:, None] & (part < SPLITS)[None, :]
         total = tl.sum(tl.load(parts + of[:, :, None] + k, there[:, :, None] & (k < 24 + 2)[None, None], other=0.0), 1)
         tl.store(kept + row[:, None] * 32 + k[None, :], total, live[:, None] & (k < 24 + 2)[None, :])
-        coefficients(apart(total), row, live, base, scale, out_pre, out_post, out_comb, eps, hc_eps, C, ITERS)
+        r = tl.rsqrt(tl.sum(tl.where(k[None, :] == 24, total, 0.0), 1) / (4 * C) + eps)
+        z = apart(total * r[:, None] * a[None, :] + b[None, :])
+        coefficients(z, row, live, out_pre, out_post, out_comb, hc_eps, ITERS)
     elif MIX:
         c = (tl.program_id(1) - 1) * STEP + tl.arange(0, STEP)
         at, inside = x + row[:, None] * C + c[None, :], live[:, None] & (c < C)[None, :]

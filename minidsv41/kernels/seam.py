@@ -58,6 +58,7 @@ TILES = {  # to be measured: tokens as rows of the product; chunks
         *(Tile(64, 32, 80, warps=4, stages=stages, finish=1, turned=True) for stages in (3, 1)),
         *(Tile(64, 32, splits=80, stages=1, finish=finish) for finish in (1, 2)),
     ],
+    "T=512": [ROWS._replace(splits=32), ROWS._replace(splits=20), ROWS._replace(splits=32, packed=False)],
     "T=4,096": [
         *(ROWS._replace(splits=splits) for splits in (4, 8)),
         *(ROWS._replace(splits=splits, stages=2, registers=168) for splits in (6, 12)),
