@@ -24,6 +24,7 @@ TILES = {
     "at once": Tile(8),
     "a few programs": Tile(4, 1, 3, 2, by_column=True),
     "ordered": Tile(8, 1, ordered=True),
+    "lines": Tile(8, 1, 3, ordered=True, lines=256),
 }
 
 
