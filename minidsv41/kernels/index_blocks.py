@@ -13,11 +13,53 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minidsv41.kernels.index_cut import Rowset, row_of
+from minidsv41.kernels.index_cut import Rowset, cut_bytes, merge, row_of
 from minidsv41.kernels.index_keys import in_pages, pages_at, physical
 from minidsv41.kernels.index_score import entry, load_problem, tile_scores
+from minidsv41.kernels.index_tile import Plan, Tile, constants, in_slices, options, parts_of, runs
 from minidsv41.kernels.launch import launch, starts_early
-from minidsv41.ops.rows import Rows
+from minidsv41.ops.rows import Batch, Rows
+
+
+def second(tile: Tile) -> Tile:
+    """The tile of keys that are scored again: of one query, and where registers are bounded, of 128 keys."""
+    wide = dict(keys=128, registers=128) if tile.registers else {}
+    return tile._replace(rows=1, programs=tile.again, stretch=128, whole=False, block=0, **wide)
+
+
+def by_blocks(
+    q: Tensor, w: Tensor, keys: Rows, visible: Tensor, topk: Tensor, batch: Batch, n: int, tile: Tile
+) -> None:
+    """Choose the best blocks of every row, put their numbers in topk [T, k], then the best keys in their place."""
+    k, size, again = topk.shape[1], tile.block, second(tile)
+    for step, used, width in ((0, tile, n), (1, again, k * size)):
+        made = constants(*q.shape[1:], keys, q.dtype, used, within=step == 1)
+        for row0, seq0, sequences, length in runs(batch.lengths):
+            p = block_plan(sequences, length, n, k, tile)[step]
+            groups = sequences * triton.cdiv(length, used.rows)
+            for group0 in range(0, groups, p.groups):
+                rowset = Rowset(row0, seq0, length, group0, min(p.groups, groups - group0), used.rows)
+                values, indices = scan(
+                    q, w, keys, visible, topk if step else None, rowset, size=size, n=width, parts=p.parts,
+                    constants=made, options=options(used),
+                )  # fmt: skip
+                merge(
+                    values, indices, topk, rowset, run=values.shape[2], cut=tile.cut, visible=visible,
+                    size=1 if step else size, raw=True, more=step == 0,
+                )  # fmt: skip
+                del values, indices  # before the next are made
+
+
+def block_plan(sequences: int, length: int, n: int, k: int, tile: Tile) -> tuple[Plan, Plan]:
+    """How a run goes through the choice of blocks, and through that of keys."""
+    plans = []
+    for used, width, numbers in ((tile, n, 1), (second(tile), k * tile.block, 2)):
+        groups = sequences * triton.cdiv(length, used.rows)
+        left = triton.cdiv(width, tile.block) if numbers == 1 else width
+        row = max(1, left) * 4 * numbers + cut_bytes(left, k, tile.cut)
+        step = in_slices(groups, row * used.rows)
+        plans.append(Plan(parts_of(groups, width, used), step, step * used.rows * row))
+    return tuple(plans)
 
 
 def scan(

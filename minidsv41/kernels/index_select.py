@@ -13,46 +13,21 @@ of bfloat16 products.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
 from minidsv41.formats import INDEX
-from minidsv41.kernels.index_blocks import scan
+from minidsv41.kernels.index_blocks import block_plan, by_blocks
 from minidsv41.kernels.index_cut import Cut, Rowset, cut_bytes, merge
 from minidsv41.kernels.index_score import score_kernel
-from minidsv41.kernels.launch import INTERPRETED, dot_type, launch, require, starts_early
+from minidsv41.kernels.index_tile import Plan, Tile, constants, in_slices, options, parts_of, runs
+from minidsv41.kernels.launch import launch, require
 from minidsv41.ops.rows import Batch, Rows
 from minidsv41.ops.select import Pool, PoolSize
-
-WORKSPACE = 256 << 20  # bytes of scratch, at most
-
-
-class Tile(NamedTuple):
-    """What one program takes, and how many there are.
-
-    rows: queries of a sequence; keys: scored at once; capacity: candidates a query, of which the best k stay when
-    less than `segment` are free, moved `step` at once; programs: wanted in all; stretch: keys of one program, at least.
-    """
-
-    rows: int
-    keys: int
-    capacity: int
-    segment: int
-    step: int = 1024
-    programs: int = 528
-    stretch: int = 512
-    warps: int = 4
-    stages: int = 5  # two levels of loads: the page table, then the keys
-    registers: int | None = None
-    cut: Cut = Cut(8192)  # of candidates; block maxima are cut as Cut() says
-    whole: bool = False  # a tile's page or two pages are looked up at once, not those of each key
-    block: int = 0  # entries of a block whose best decides what is scored again (`index_blocks`), or 0
-    again: int = 528  # programs that do
 
 
 def select_tile(length: int, k: int, dtype: torch.dtype, *, pool: bool) -> Tile:
@@ -95,31 +70,6 @@ TILES = {  # what a sweep tries beside what is chosen
 }
 
 
-def runs(lengths: tuple[int, ...]) -> Iterator[tuple[int, int, int, int]]:
-    """(first row, first sequence, sequences, length) of neighbours of equal length."""
-    row = first = 0
-    for s, length in enumerate(lengths):
-        if s + 1 == len(lengths) or lengths[s + 1] != length:
-            count = s + 1 - first
-            if length:
-                yield row, first, count, length
-            row, first = row + count * length, s + 1
-
-
-class Plan(NamedTuple):
-    """How a run goes through: parts of a row's keys, groups of rows in a slice, and bytes of scratch of a slice."""
-
-    parts: int
-    groups: int
-    bytes: int
-
-
-def parts_of(groups: int, n: int, tile: Tile) -> int:
-    """How many programs share the n keys of a group."""
-    stretch = triton.cdiv(n, max(1, tile.programs // groups))
-    return max(1, triton.cdiv(n, max(tile.stretch, triton.cdiv(stretch, tile.keys) * tile.keys)))
-
-
 def plan(sequences: int, length: int, n: int, k: int, pool: PoolSize | None, tile: Tile) -> Plan:
     """For `sequences` of `length` queries each, that see n keys at most and build a pool or not."""
     groups = sequences * triton.cdiv(length, tile.rows)
@@ -128,7 +78,7 @@ def plan(sequences: int, length: int, n: int, k: int, pool: PoolSize | None, til
     if pool:
         blocks = triton.cdiv(n, pool.size)
         row += blocks * 4 + cut_bytes(blocks, pool.blocks, Cut())
-    step = max(1, min(groups, WORKSPACE // (row * tile.rows)))
+    step = in_slices(groups, row * tile.rows)
     return Plan(parts, step, step * tile.rows * row)
 
 
@@ -215,46 +165,6 @@ def index_select(
     return topk, built
 
 
-def second(tile: Tile) -> Tile:
-    """The tile of keys that are scored again."""
-    return ONE._replace(stages=tile.stages, warps=4, programs=tile.again, stretch=128, cut=tile.cut)
-
-
-def by_blocks(
-    q: Tensor, w: Tensor, keys: Rows, visible: Tensor, topk: Tensor, batch: Batch, n: int, tile: Tile
-) -> None:  # fmt: skip
-    """Choose the best blocks of every row, put their numbers in topk [T, k], then the best keys in their place."""
-    k, size, again = topk.shape[1], tile.block, second(tile)
-    for step, used, width in ((0, tile, n), (1, again, k * size)):
-        made = constants(*q.shape[1:], keys, q.dtype, used, within=step == 1)
-        for row0, seq0, sequences, length in runs(batch.lengths):
-            p = block_plan(sequences, length, n, k, tile)[step]
-            groups = sequences * triton.cdiv(length, used.rows)
-            for group0 in range(0, groups, p.groups):
-                rowset = Rowset(row0, seq0, length, group0, min(p.groups, groups - group0), used.rows)
-                values, indices = scan(
-                    q, w, keys, visible, topk if step else None, rowset, size=size, n=width, parts=p.parts,
-                    constants=made, options=options(used),
-                )  # fmt: skip
-                merge(
-                    values, indices, topk, rowset, run=values.shape[2], cut=tile.cut, visible=visible,
-                    size=1 if step else size, raw=True, more=step == 0,
-                )  # fmt: skip
-                del values, indices  # before the next are made
-
-
-def block_plan(sequences: int, length: int, n: int, k: int, tile: Tile) -> tuple[Plan, Plan]:
-    """How a run goes through the choice of blocks, and through that of keys."""
-    plans = []
-    for used, width, numbers in ((tile, n, 1), (second(tile), k * tile.block, 2)):
-        groups = sequences * triton.cdiv(length, used.rows)
-        left = triton.cdiv(width, tile.block) if numbers == 1 else width
-        row = max(1, left) * 4 * numbers + cut_bytes(left, k, tile.cut)
-        step = max(1, min(groups, WORKSPACE // (row * used.rows)))
-        plans.append(Plan(parts_of(groups, width, used), step, step * used.rows * row))
-    return tuple(plans)
-
-
 def score(
     q: Tensor, w: Tensor, keys: Rows, visible: Tensor, k: int, pool: Pool | PoolSize | None, rowset: Rowset, parts: int,
     n: int, tile: Tile,
@@ -283,27 +193,6 @@ def score(
         **options(tile),
     )
     return candidates, maxima
-
-
-def options(tile: Tile) -> dict[str, object]:
-    return dict(num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers)
-
-
-def constants(heads: int, width: int, keys: Rows, dtype: torch.dtype, tile: Tile, *, within: bool) -> dict[str, object]:
-    """What a scoring kernel is compiled for, beside its buffers and blocks; within: blocks given to it."""
-    packed, several = keys.format is not None, keys.table.shape[1] > 1
-    page = keys.page if several else 0
-    whole = tile.whole and not within and page > 0 and (page % tile.keys == 0 or 2 * page == tile.keys)
-    padded = max(128 if packed else 16, triton.next_power_of_2(width))
-    return dict(
-        **dict(N=tile.keys, WHOLE=whole, H=heads, HEADS=max(triton.next_power_of_2(heads), 16 // tile.rows)),
-        **dict(D=width, DIMS=padded),
-        **dict(PAGE=page, PACKED=packed, DOT=dot_type(dtype)),
-        HALVES=tile.registers is not None,  # all planes of a key at once take more of them
-        **dict(ASM=packed and dtype == torch.bfloat16 and not INTERPRETED),
-        PRECISION="ieee" if dtype == torch.float32 else "tf32",
-        PDL=starts_early(keys.data.device),
-    )
 
 
 def specimen(

@@ -14,7 +14,10 @@ import triton.language as tl  # noqa: E402
 
 from minidsv41 import ops  # noqa: E402
 from minidsv41.formats import E2M1, INDEX, MAIN  # noqa: E402
-from minidsv41.kernels import index_keys  # noqa: E402
+from minidsv41.kernels import (
+    index_keys,  # noqa: E402
+    index_tile,  # noqa: E402
+)
 from minidsv41.kernels import index_select as module  # noqa: E402
 from minidsv41.kernels.bench import index_select as bench  # noqa: E402
 from minidsv41.kernels.index_cut import Cut, Rowset, merge  # noqa: E402
@@ -245,6 +248,8 @@ def test_a_pool_without_blocks_and_a_cache_without_rows_select_nothing(device):
         got, same = index_select(q, w, keys, visible, 8, given, batch=batch, n=0, tile=SMALL)
         assert (got == -1).all() and got.shape == (2, 8)
         assert same is None or (same.blocks == -1).all() and same.blocks.shape == (2, 3)
+    got, _ = index_select(q, w, keys, visible, 8, None, batch=batch, n=0, tile=SMALL._replace(block=4))
+    assert (got == -1).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -269,12 +274,23 @@ def test_slices_of_queries_change_nothing(generator, device, monkeypatch):
     q, w, keys, visible, batch = problem(generator, device, (5, 5), 200, 4, 32)
     tile, pool = SMALL._replace(rows=2, programs=4), PoolSize(6, 8)
     whole_call = index_select(q, w, keys, visible, 24, pool, batch=batch, n=70, tile=tile)
-    monkeypatch.setattr(module, "WORKSPACE", 5_000)
+    monkeypatch.setattr(index_tile, "WORKSPACE", 5_000)
     with recorded() as launches:
         index_select(q, w, keys, visible, 24, pool, batch=batch, n=70, tile=tile)
     assert sum(call.kernel.__name__ == "score_kernel" for call in launches) > 2
     sliced = index_select(q, w, keys, visible, 24, pool, batch=batch, n=70, tile=tile)
     assert torch.equal(sliced[0], whole_call[0]) and torch.equal(sliced[1].blocks, whole_call[1].blocks)
+
+
+def test_slices_of_queries_change_nothing_by_blocks(generator, device, monkeypatch):
+    q, w, keys, visible, batch = problem(generator, device, (5, 3), 200, 4, 32)
+    tile = SMALL._replace(rows=2, programs=4, block=4)
+    monkeypatch.setattr(index_tile, "WORKSPACE", 700)
+    with recorded() as launches:
+        index_select(q, w, keys, visible, 24, None, batch=batch, n=200, tile=tile)
+    assert sum(call.kernel.__name__ == "scan_kernel" for call in launches) > 8
+    sliced, _ = index_select(q, w, keys, visible, 24, None, batch=batch, n=200, tile=tile)
+    assert torch.equal(sliced, plain(q, w, keys, visible, 24, None, batch, 200)[0])
 
 
 RELEASED = {
