@@ -45,6 +45,7 @@ TILES = {
         Tile(8, 4, 6, early=True),
         Tile(2, 1, 6),
         Tile(4, 2, 6),
+        Tile(4),
     ]
 }
 
