@@ -24,6 +24,7 @@ def cross(
 ):  # fmt: skip
     TYPE: tl.constexpr = X.dtype.element_ty
     ROWS: tl.constexpr = 64 if SPLIT else 32
+    STEP: tl.constexpr = 32 if TURNED else BLOCK
     PART: tl.constexpr = tl.cdiv(tl.cdiv(C, BLOCK), SPLITS) * BLOCK
     token = start + tl.program_id(0) * M + tl.arange(0, M)
     live, row = token < T, token.to(tl.int64)
@@ -37,35 +38,37 @@ def cross(
     if PDL and SPLITS > 1:
         tl.extra.cuda.gdc_launch_dependents()
     products = tl.zeros([M, 32] if TURNED else [ROWS, M], tl.float32)
-    squares, square = tl.zeros([M, BLOCK // 8], tl.float32), tl.zeros([M, BLOCK // 8], tl.float32)
+    squares, square = tl.zeros([M, STEP // 8], tl.float32), tl.zeros([M, STEP // 8], tl.float32)
     first = tl.program_id(1) * PART
-    for c0 in range(first, tl.minimum(first + PART, C), BLOCK):
-        c = c0 + tl.arange(0, BLOCK)
-        inside = live[:, None] & (c < C)[None, :]
-        at = row[:, None] * (4 * C) + c[None, :]
-        n = streams(X + at, inside, C, KEEP)
-        s = n
-        if F is not None:
-            f = tl.load(F + row[:, None] * C + c[None, :], inside, other=0.0, eviction_policy=KEEP).to(tl.float32)
-        if TURNED:
-            w = turned_weights(fn, c0, C, PACKED)
-        if F is not None:
-            n = updated(o, to0, to1, to2, to3, f, s, TYPE)
-            tl.store(new + at, n[0], inside, eviction_policy=KEEP)
-            tl.store(new + at + C, n[1], inside, eviction_policy=KEEP)
-            tl.store(new + at + 2 * C, n[2], inside, eviction_policy=KEEP)
-            tl.store(new + at + 3 * C, n[3], inside, eviction_policy=KEEP)
-            s = wide(n)
-        squares += summed(mixed(s, s))
-        if MIX:
-            y = narrow(mixed(p, s), TYPE)
-            tl.store(x + row[:, None] * C + c[None, :], y, inside, eviction_policy="evict_last")
-            y = y.to(tl.float32)
-            square += summed(y * y)
-        if TURNED:
-            products = turned_product(w, n, products, DOT, M // 16)
-        else:
-            products = product(fn, n, products, c0, C, BLOCK, SPLIT, PACKED, DOT, PRECISION)
+    for block in range(first, tl.minimum(first + PART, C), BLOCK):
+        for step in tl.static_range(BLOCK // STEP):
+            c0 = block + step * STEP
+            c = c0 + tl.arange(0, STEP)
+            inside = live[:, None] & (c < C)[None, :]
+            at = row[:, None] * (4 * C) + c[None, :]
+            n = streams(X + at, inside, C, KEEP)
+            s = n
+            if F is not None:
+                f = tl.load(F + row[:, None] * C + c[None, :], inside, other=0.0, eviction_policy=KEEP).to(tl.float32)
+            if TURNED:
+                w = turned_weights(fn, c0, C, PACKED)
+            if F is not None:
+                n = updated(o, to0, to1, to2, to3, f, s, TYPE)
+                tl.store(new + at, n[0], inside, eviction_policy=KEEP)
+                tl.store(new + at + C, n[1], inside, eviction_policy=KEEP)
+                tl.store(new + at + 2 * C, n[2], inside, eviction_policy=KEEP)
+                tl.store(new + at + 3 * C, n[3], inside, eviction_policy=KEEP)
+                s = wide(n)
+            squares += summed(mixed(s, s))
+            if MIX:
+                y = narrow(mixed(p, s), TYPE)
+                tl.store(x + row[:, None] * C + c[None, :], y, inside, eviction_policy="evict_last")
+                y = y.to(tl.float32)
+                square += summed(y * y)
+            if TURNED:
+                products = turned_product(w, n, products, DOT, M // 16)
+            else:
+                products = product(fn, n, products, c0, C, STEP, SPLIT, PACKED, DOT, PRECISION)
     k = tl.arange(0, 32)
     part = tl.program_id(1).to(tl.int64) * T
     to = parts + (part + row) * 32

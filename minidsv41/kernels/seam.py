@@ -33,7 +33,7 @@ class Tile(NamedTuple):
 
     packed: a small kernel parts the weights beforehand, instead of every program. finish: tokens for one of `finish`.
     early: `cross` after that small kernel, and `finish` after `cross`, start before the one before has ended.
-    turned: tokens are the rows of the product and come from registers: 16 tokens a warp, 32 channels.
+    turned: tokens are the rows of the product and come from registers: 16 tokens a warp, 32 channels at a time.
     chunk: tokens of a launch of `cross`, whose programs finish those of the launch before, so that y comes from L2.
     registers: the most of a thread.
     """
@@ -58,15 +58,17 @@ TILES = {  # to be measured: tokens as rows of the product; chunks
         *(Tile(64, 32, 80, warps=4, stages=stages, finish=1, turned=True) for stages in (3, 1)),
         *(Tile(64, 32, splits=80, stages=1, finish=finish) for finish in (1, 2)),
     ],
-    "T=512": [ROWS._replace(splits=32), ROWS._replace(splits=20), ROWS._replace(splits=32, packed=False)],
+    "T=512": [ROWS._replace(splits=32), ROWS._replace(splits=32, packed=False)],
     "T=4,096": [
         *(ROWS._replace(splits=splits) for splits in (4, 8)),
-        *(ROWS._replace(splits=splits, stages=2, registers=168) for splits in (6, 12)),
+        ROWS._replace(channels=64, splits=4, stages=2),
+        ROWS._replace(splits=6, stages=2, registers=168),
         ROWS._replace(splits=4, early=False),
         Tile(128, 32, 4, packed=True, finish=4, turned=True),
     ],
     "T=32,768": [
         *(ROWS._replace(splits=16384 // chunk, chunk=chunk) for chunk in (2048, 1024, 4096)),
+        ROWS._replace(channels=64, splits=8, chunk=2048, stages=2),
         *(ROWS._replace(splits=20480 // chunk, chunk=chunk, stages=2, registers=168) for chunk in (2048, 1024)),
         Tile(64, splits=4, packed=True, finish=4, chunk=2048),
     ],
@@ -159,8 +161,9 @@ class Crossed(NamedTuple):
 
 def chunk_of(tile: Tile, tokens: int) -> int:
     """Tokens of a launch of `cross`: all, where one program has all channels of its tokens and finishes them."""
-    where = "where tokens are rows of the product, allowed are 16 a warp, and 32 channels"
-    require(not tile.turned or (tile.tokens, tile.channels) == (16 * tile.warps, 32), f"tile = {tile}: {where}")
+    where = "where tokens are rows of the product, allowed are 16 a warp, and multiples of 32 channels"
+    right = tile.tokens == 16 * tile.warps and tile.channels % 32 == 0
+    require(right or not tile.turned, f"tile = {tile}: {where}")
     if tile.chunk is None or tile.splits == 1 or tokens <= tile.chunk:
         return max(tokens, 1)
     allowed = f"allowed are multiples of the {tile.tokens} tokens of a tile"

@@ -100,6 +100,7 @@ PAIRS = {
     "streams up to date, in parts": (19, 128, False, WIDE._replace(splits=2, packed=True, finish=16)),
     "tokens as rows of the product": (70, 80, True, TURNED),
     "tokens as rows, weights parted beforehand": (70, 80, True, TURNED._replace(packed=True)),
+    "tokens as rows, two steps at once": (70, 112, True, TURNED._replace(channels=64, packed=True)),
     "tokens as rows, in parts and chunks": (150, 80, True, TURNED._replace(splits=2, packed=True, chunk=64, finish=16)),
     "streams up to date, in chunks": (70, 64, False, TURNED._replace(splits=2, packed=True, chunk=64, finish=16)),
 }
@@ -223,7 +224,10 @@ def test_what_is_not_supported_is_refused(change, message, generator):
 @pytest.mark.parametrize(
     ("tile", "message"),
     [
-        (TURNED._replace(channels=64), "where tokens are rows of the product, allowed are 16 a warp, and 32 channels"),
+        (
+            TURNED._replace(channels=16),
+            "where tokens are rows of the product, allowed are 16 a warp, and multiples of 32",
+        ),
         (WIDE._replace(splits=2, chunk=24), "chunk = 24: allowed are multiples of the 16 tokens of a tile"),
     ],
 )
