@@ -15,7 +15,7 @@ from torch import Tensor
 
 from minidsv41.kernels.index_cut import Rowset, cut_bytes, merge, row_of
 from minidsv41.kernels.index_keys import in_pages, pages_at, physical
-from minidsv41.kernels.index_score import entry, load_problem, tile_scores
+from minidsv41.kernels.index_score import entry, load_problem, operands, tile_scores
 from minidsv41.kernels.index_tile import Plan, Tile, constants, in_slices, options, parts_of, runs
 from minidsv41.kernels.launch import launch, starts_early
 from minidsv41.ops.rows import Batch, Rows
@@ -102,7 +102,7 @@ def scan_kernel(
     row, exists = row_of(slot, group0, per, length, row0, G)
     seq = seq0 + (group0 + group) // per
     seen = tl.load(visible + row, exists, other=0).to(tl.int32)
-    q0, q1, weight = load_problem(q, w, row, exists, H, D, HEADS, DIMS, PACKED, HALVES, DOT, ASM)
+    query, weight = load_problem(q, w, row, exists, H, D, HEADS, DIMS)
     if PDL and blocks is not None:
         tl.extra.cuda.gdc_wait()  # for the choice of blocks
     limit, last = tl.max(seen, 0), tl.max(seen, 0)
@@ -116,6 +116,7 @@ def scan_kernel(
     near, far, inner = 0, 0, 0
     if WHOLE:
         near, far, inner = pages_at(table, seq, begin, last, pages, PAGE, N)
+    q0, q1, weight = operands(query, weight, PACKED, HALVES, DOT, ASM)  # when all that must be waited for is asked for
     for start in range(begin, end, N):
         at = start + tl.arange(0, N)
         index = entry(at, limit, blocks, SIZE)

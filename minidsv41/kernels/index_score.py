@@ -109,18 +109,18 @@ def append(
 
 
 @triton.jit
-def load_problem(
-    q, w, row, exists, H: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, DIMS: tl.constexpr,
-    PACKED: tl.constexpr, HALVES: tl.constexpr, DOT: tl.constexpr, ASM: tl.constexpr,
-):  # fmt: skip
-    """Queries of rows [G] as right operands, in two halves or twice the same, and the weights of their heads."""
-    G: tl.constexpr = row.shape[0]
-    query = load_queries(q, row, exists, H, D, HEADS, DIMS).to(DOT)
+def load_problem(q, w, row, exists, H: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, DIMS: tl.constexpr):
+    """Queries of rows [G] and the weights of their heads, as stored: [G * HEADS, DIMS] and [G * HEADS]."""
     head = tl.arange(0, HEADS)
-    weight = tl.load(
-        w + (row.to(tl.int64) * H)[:, None] + head[None, :], exists[:, None] & (head < H)[None, :], other=0.0
-    )
-    weight = weight.to(tl.float32).reshape(G * HEADS)
+    where, held = (row.to(tl.int64) * H)[:, None] + head[None, :], exists[:, None] & (head < H)[None, :]
+    weight = tl.load(w + where, held, other=0.0)
+    return load_queries(q, row, exists, H, D, HEADS, DIMS), weight.reshape(row.shape[0] * HEADS)
+
+
+@triton.jit
+def operands(query, weight, PACKED: tl.constexpr, HALVES: tl.constexpr, DOT: tl.constexpr, ASM: tl.constexpr):
+    """Queries as right operands, in two halves or twice the same, and weights of what is multiplied."""
+    query, weight = query.to(DOT), weight.to(tl.float32)
     if ASM:
         weight *= 2.0 ** (LIFT - 1)  # half of what `positive` doubles
     if PACKED:
@@ -172,7 +172,8 @@ def score_kernel(
     seq = seq0 + (group0 + tl.program_id(0)) // per
     seen = tl.load(visible + row, exists, other=0).to(tl.int32)
     base = (slot.to(tl.int64) * parts + part) * CAP
-    q0, q1, weight = load_problem(q, w, row, exists, H, D, HEADS, DIMS, PACKED, HALVES, DOT, ASM)
+    query, weight = load_problem(q, w, row, exists, H, D, HEADS, DIMS)
+    q0, q1, weight = operands(query, weight, PACKED, HALVES, DOT, ASM)
     limit, last = tl.max(seen, 0), tl.max(seen, 0)
     if blocks is not None:  # one query: positions count the entries of its blocks
         limit = tl.minimum((limit + SIZE - 1) // SIZE, n_blocks) * SIZE
