@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minidsv41.kernels.engram_lines import read_lines, written
+from minidsv41.kernels.codes import e4m3_decode, ue8m0_decode
 from minidsv41.kernels.launch import launch, native_fp8, require
 from minidsv41.kernels.packing import ACTIVATIONS
 from minidsv41.ops.engram import Hash, Table
@@ -28,7 +28,6 @@ class Tile(NamedTuple):
 
     by_column: all tokens of a column before the next, so that for a while addresses lie in one part of the table.
     ordered: all rows in the order of their addresses, which have to be sorted first.
-    lines: bytes that a request shall fetch into L2 at once, 128 or 256, of rows in order (0: what the card does).
     """
 
     rows: int = 32
@@ -37,15 +36,12 @@ class Tile(NamedTuple):
     stages: int = 1
     by_column: bool = False
     ordered: bool = False
-    lines: int = 0
 
 
 TILES = {
     "over the link": [
-        *(Tile(64, 8, programs, 1, ordered=True, lines=lines) for lines in (256, 128) for programs in (64, 32, 132)),
-        *(Tile(32, 4, programs, 4, ordered=True) for programs in (32, 64)),
-        *(Tile(16, 2, programs, 4, ordered=True) for programs in (32, 64, 128)),
-        *(Tile(64, 8, programs, 4, ordered=True) for programs in (8, 16, 32)),
+        *(Tile(64, 8, programs, 2, ordered=True) for programs in (16, 32, 64, 132)),
+        *(Tile(64, 8, programs, 2, by_column=True) for programs in (32, 64)),
     ]
 }
 SORTED = 1 << 14  # rows from which their order gains more, 4 ns for each, than a sort may cost, about 50 us
@@ -102,7 +98,9 @@ def read(
                 row = tl.load(ids + place, live, 0)
         code = tl.load(codes + row[:, None] * W + w[None, :], live[:, None], 0)
         scale = tl.load(scales + row[:, None] * (W // 32) + g[None, :], live[:, None], 127)
-        written(code, scale, place, live, out, ROWS, W, FP8)
+        value = e4m3_decode(code, FP8).to(tl.float32).reshape(ROWS, W // 32, 32)
+        value = (value * ue8m0_decode(scale)[:, :, None]).reshape(ROWS, W)
+        tl.store(out + place[:, None] * W + w[None, :], value.to(out.dtype.element_ty), live[:, None])
 
 
 def engram_read(
@@ -127,15 +125,6 @@ def engram_read(
     order = None
     if tile.ordered:
         ids, order = in_order(ids if hash is None else hash.rows(ids), len(table.codes))
-    if tile.lines:
-        fits = tile.lines in (128, 256) and tile.ordered and table.codes.data_ptr() % 16 == 0
-        require(fits, f"{tile}: allowed are lines of 128 or 256 bytes, of rows in order that begin at multiples of 16")
-        launch(
-            read_lines, (programs,), ids=ids, order=order, codes=table.codes, scales=table.scales, out=out, total=T * K,
-            steps=steps, stride=programs, W=W, ROWS=tile.rows, LINES=tile.lines, FP8=native_fp8(ids.device),
-            num_warps=tile.warps,
-        )  # fmt: skip
-        return out
     launch(
         read, (programs,), ids=ids, order=order, codes=table.codes, scales=table.scales, out=out,
         multipliers=own["multipliers"], primes=own["primes"], offsets=own["offsets"], inverses=own["inverses"],
@@ -220,5 +209,4 @@ SPECIMENS = {
     "grams": lambda: specimen(N=4),
     "link": lambda: specimen(tile=Tile(64, 8, 64, 2, by_column=True)),
     "ordered": lambda: specimen(tile=Tile(64, 8, 32, 2, ordered=True)),
-    "lines": lambda: specimen(tile=Tile(64, 8, 64, ordered=True, lines=256)),
 }

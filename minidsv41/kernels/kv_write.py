@@ -4,8 +4,7 @@
 A row is read and stored once, in bf16: 1,024 B in, 256 B of angles, 288 B (main) or 528 B (window) out. Bytes and
 instructions limit it together: two rows of main take about 520, 9 us of them at 32,768 rows beside 12 us of bytes; half
 of them are of the unit that begins one every second cycle. All that comes from afar is asked for first, and nothing is
-stored before the last piece is packed, so that no load has to wait for a store and pieces are packed side by side. A
-program may walk over several groups of rows; then it asks for the next one while it packs.
+stored before the last piece is packed, so that no load has to wait for a store and pieces are packed side by side.
 
 `pool`: a program for each token: that which closes a pair takes its own row and the one before (this call's, or the
 open pair of the last), the others leave a row of zeros, so that shapes do not depend on positions. Another for each
@@ -29,29 +28,16 @@ from minidsv41.ops import Batch, Rows, closed
 
 
 class Tile(NamedTuple):
-    """Rows that a program takes at once, and its warps; how often it does so, the next asked for before it packs."""
+    """Rows that a program takes, and its warps."""
 
     rows: int = 2
     warps: int = 1
-    steps: int = 1
     early: bool = False  # programs start while the kernel before them still ends, and wait for it then
 
 
-TILES = {
-    "rows": [
-        Tile(early=True),
-        *(Tile(2 * warps, warps, steps, early=True) for steps in (6, 3, 2, 12, 4) for warps in (1, 2)),
-        Tile(4, 2, early=True),
-        Tile(8, 4, 6, early=True),
-        Tile(2, 1, 6),
-        Tile(4, 2, 6),
-        Tile(4),
-    ]
-}
-
-
-def tile_of(rows: int) -> Tile:
-    return Tile()
+def tile_of(rows: int, form: Format = MAIN) -> Tile:
+    """Twice the bytes of main rows go out of a window's: small programs overlap packing and storing better."""
+    return Tile() if form is WINDOW else Tile(4, 2, early=True)
 
 
 @triton.jit
@@ -59,25 +45,15 @@ def write(
     x, norm, cos, sin, seq, index, table, data, scales, n, stride, pages, eps,
     D: tl.constexpr, R: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr,
     GROUP: tl.constexpr, WORD: tl.constexpr, FORM: tl.constexpr, TYPE: tl.constexpr, FP8: tl.constexpr,
-    STEPS: tl.constexpr, PDL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    P: tl.constexpr = D // WIDE
-    WORDS: tl.constexpr = tl.bfloat16 == TYPE and STEPS > 1  # which stay whole where a loop carries them
-    row = tl.program_id(0) * (ROWS * STEPS) + tl.arange(0, ROWS)
-    own, entry, c, s, pieces = asked(x, cos, sin, seq, index, row, n, stride, P, R, WIDE, WORDS)
-    if STEPS == 1:
-        at = physical(table, own, tl.where(row < n, entry, -1), pages, PAGE)
-        written(pieces, c, s, at, norm, data, scales, eps, D, WIDE, ROWS, GROUP, WORD, FORM, TYPE, FP8)
-    else:
-        for step in tl.range(STEPS, num_stages=1, disable_licm=True):
-            at = physical(table, own, tl.where(row < n, entry, -1), pages, PAGE)
-            row += tl.where(step < STEPS - 1, ROWS, 0)
-            own, entry, c1, s1, others = asked(x, cos, sin, seq, index, row, n, stride, P, R, WIDE, WORDS)
-            written(pieces, c, s, at, norm, data, scales, eps, D, WIDE, ROWS, GROUP, WORD, FORM, TYPE, FP8)
-            c, s, pieces = c1, s1, others
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    own, entry, c, s, pieces = asked(x, cos, sin, seq, index, row, n, stride, D // WIDE, R, WIDE)
+    at = physical(table, own, tl.where(row < n, entry, -1), pages, PAGE)
+    written(pieces, c, s, at, norm, data, scales, eps, D, WIDE, ROWS, GROUP, WORD, FORM, TYPE, FP8)
 
 
 def kv_write(
@@ -97,11 +73,11 @@ def kv_write(
     require(x.dtype in ACTIVATIONS, f"x {x.dtype}: allowed are float32 and bfloat16")
     n, D = x.shape
     shared = arguments(norm, rotation_cos, rotation_sin, into, seq, index, n, D)
-    tile = tile or tile_of(n)
+    tile = tile or tile_of(n, into.format)
     early = tile.early and starts_early(x.device)
     launch(
-        write, (triton.cdiv(n, tile.rows * tile.steps),), x=x, n=n, stride=x.stride(0), eps=eps, ROWS=tile.rows,
-        STEPS=tile.steps, PDL=early, TYPE=ACTIVATIONS[x.dtype], num_warps=tile.warps, early=early, **shared,
+        write, (triton.cdiv(n, tile.rows),), x=x, n=n, stride=x.stride(0), eps=eps, ROWS=tile.rows,
+        PDL=early, TYPE=ACTIVATIONS[x.dtype], num_warps=tile.warps, early=early, **shared,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from minidsv41.kernels.packing import packed, packed_pair, rounded, stored, widened, words_of
+from minidsv41.kernels.packing import packed, packed_pair, rounded, stored, widened
 
 
 @triton.jit
@@ -30,10 +30,8 @@ def inverse_rms(total, D: tl.constexpr, eps):
 
 
 @triton.jit
-def asked(x, cos, sin, seq, index, row, n, stride, PIECES: tl.constexpr, R: tl.constexpr, WIDE: tl.constexpr,
-    WORDS: tl.constexpr,
-):  # fmt: skip
-    """What comes from afar for rows `row` [ROWS]: sequence, entry, cos and sin, pieces, of bfloat16 maybe as words."""
+def asked(x, cos, sin, seq, index, row, n, stride, PIECES: tl.constexpr, R: tl.constexpr, WIDE: tl.constexpr):
+    """What comes from afar for rows `row` [ROWS]: sequence, entry, cos and sin, pieces."""
     row = tl.minimum(row, n - 1).to(tl.int64)  # beyond the last row it comes again, not to be stored
     own, entry = tl.load(seq + row), tl.load(index + row)
     c, s = angles(row, cos, sin, WIDE, R)
@@ -41,8 +39,7 @@ def asked(x, cos, sin, seq, index, row, n, stride, PIECES: tl.constexpr, R: tl.c
     here = x + row[:, None] * stride + tl.arange(0, WIDE)[None, :]
     pieces = ()
     for i in tl.static_range(PIECES):
-        piece = tl.load(here + i * WIDE)
-        pieces += (words_of(piece) if WORDS else piece,)
+        pieces += (tl.load(here + i * WIDE),)
     return own, entry, c, s, pieces
 
 

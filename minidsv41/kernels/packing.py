@@ -32,24 +32,14 @@ def rounded(x, TYPE: tl.constexpr):
 
 @triton.jit
 def widened(x, TYPE: tl.constexpr):
-    """Numbers of TYPE, an even number in each thread, or words of two of them [M, N], as float32."""
-    if x.dtype == tl.int32:
-        low, high = (x << 16).to(tl.float32, bitcast=True), (x & -65536).to(tl.float32, bitcast=True)
-        x = tl.join(low, high).reshape(x.shape[0], 2 * x.shape[1])
-    elif INTERPRETED or tl.float32 == TYPE:
+    """Numbers of TYPE, an even number in each thread, as float32."""
+    if INTERPRETED or tl.float32 == TYPE:
         x = x.to(tl.float32)
     else:  # one instruction each, where `x.to` takes two for every second one
         x = tl.inline_asm_elementwise(
             "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=&r,=r,r", [x], tl.float32, True, 2
         )
     return x
-
-
-@triton.jit
-def words_of(x):
-    """bfloat16 [M, N] as int32 [M, N / 2], as they lie in memory."""
-    low, high = x.to(tl.int16, bitcast=True).to(tl.int32).reshape(x.shape[0], x.shape[1] // 2, 2).split()
-    return (low & 0xFFFF) | (high << 16)
 
 
 @triton.jit

@@ -24,7 +24,6 @@ TILES = {
     "at once": Tile(8),
     "a few programs": Tile(4, 1, 3, 2, by_column=True),
     "ordered": Tile(8, 1, ordered=True),
-    "lines": Tile(8, 1, 3, ordered=True, lines=256),
 }
 
 

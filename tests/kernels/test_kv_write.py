@@ -178,16 +178,6 @@ def test_nothing_is_stored_of_no_rows(device):
     assert torch.equal(into.data, before)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("fmt", "D", "R"), [(MAIN, 256, 16), (WINDOW, 64, 16)])
-def test_a_program_that_walks_over_rows_stores_what_several_would(fmt, D, R, dtype, device, generator):
-    (x, norm, cos, sin, seq, index), pages = case(9, D, R, dtype, device, generator)
-    walked, single = (poisoned(fmt, D, 3, pages, 8, device, dtype) for _ in range(2))
-    kv_write(x, norm, EPS, cos, sin, walked, seq, index, tile=Tile(steps=3, early=True))
-    kv_write(x, norm, EPS, cos, sin, single, seq, index, tile=Tile())
-    assert torch.equal(walked.data, single.data) and torch.equal(walked.scales, single.scales)
-
-
 def test_rows_may_be_part_of_a_wider_product(device, generator):
     (x, norm, cos, sin, seq, index), pages = case(20, 64, 16, torch.bfloat16, device, generator)
     apart, within = (poisoned(MAIN, 64, 3, pages, 8, device) for _ in range(2))
