@@ -52,7 +52,8 @@ def lowest_topk(scores: Tensor, k: int) -> Tensor:
         keep &= scores > -torch.inf
     else:
         keep = scores > -torch.inf
-    place = torch.where(keep, keep.cumsum(-1) - 1, k)  # column k takes what is not kept
+    count = keep.cumsum(-1)  # a compiler may read scores unrounded here and rounded above: more than k are then kept
+    place = torch.where(keep & (count <= k), count - 1, k)  # column k takes what is not chosen
     chosen = torch.full((len(scores), k + 1), -1, dtype=torch.int64, device=scores.device)
     return chosen.scatter_(1, place, torch.arange(n, device=scores.device).expand_as(place))[:, :k].contiguous()
 
