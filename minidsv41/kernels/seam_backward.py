@@ -40,8 +40,8 @@ class Tile(NamedTuple):
     tokens: int = 16
     channels: int = 64
     warps: int = 4
-    stages: int = 1
-    dots: int = 4
+    stages: int = 2
+    dots: int = 2
     groups: int = 3
     columns: int = 128
     depth: int = 32
