@@ -73,9 +73,10 @@ def pool_contest(T: int, D: int, R: int, device: torch.device, seed: int) -> Con
 
 
 def given(T: int, D: int, R: int, generator: torch.Generator, device: torch.device) -> tuple[Tensor, list[Tensor]]:
-    """Weight of the norm; cos and sin of random angles."""
+    """Weight of the norm in bfloat16, as in the model; cos and sin of random angles."""
     angles = 6.28 * torch.rand(T, R // 2, generator=generator, device=device)
-    return 1 + 0.1 * torch.randn(D, generator=generator, device=device), [angles.cos(), angles.sin()]
+    norm = 1 + 0.1 * torch.randn(D, generator=generator, device=device)
+    return norm.to(torch.bfloat16), [angles.cos(), angles.sin()]
 
 
 def place(
