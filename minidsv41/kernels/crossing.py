@@ -1,7 +1,7 @@
 """The two kernels of a seam: `cross` passes over streams, `finish` adds up what several programs of a tile left.
 
-Where tokens come in chunks, a launch of `cross` for each, its programs finish the chunk before when their own work is
-done: y is then read back from L2, while programs beside them stream, and only the last chunk is left to `finish`.
+Rows are asked for in long pieces (AHEAD channels), LEAD steps before their channels are taken: memory gives a piece at
+once, and loads find it in L2.
 """
 
 from __future__ import annotations
@@ -12,68 +12,78 @@ import triton.language as tl
 from minidsv41.kernels.coefficients import apart, coefficients, held
 from minidsv41.kernels.predictor import product, turned_product, turned_token, turned_weights
 from minidsv41.kernels.sinkhorn import mixed
-from minidsv41.kernels.streams import four, narrow, normal, normalise, streams, summed, updated, wide
+from minidsv41.kernels.streams import fetch_pieces, four, narrow, normal, normalise, streams, summed, updated, wide
 
 
 @triton.jit
 def cross(
-    X, F, pre, post, comb, fn, new, parts, kept, x, norm, base, scale, out_pre, out_post, out_comb, start, T, eps,
-    hc_eps, C: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, SPLITS: tl.constexpr,
-    PADDED: tl.constexpr, SPLIT: tl.constexpr, PACKED: tl.constexpr, TURNED: tl.constexpr, MIX: tl.constexpr,
-    ITERS: tl.constexpr, KEEP: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    X, F, pre, post, comb, fn, new, parts, x, norm, base, scale, out_pre, out_post, out_comb, T, eps, hc_eps,
+    C: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr, EACH: tl.constexpr, LEAD: tl.constexpr,
+    SPLITS: tl.constexpr, SPLIT: tl.constexpr, PACKED: tl.constexpr, TURNED: tl.constexpr, MIX: tl.constexpr,
+    ITERS: tl.constexpr, ONCE: tl.constexpr, AGAIN: tl.constexpr, DOT: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr, BULK: tl.constexpr,
 ):  # fmt: skip
     TYPE: tl.constexpr = X.dtype.element_ty
     ROWS: tl.constexpr = 64 if SPLIT else 32
-    STEP: tl.constexpr = 32 if TURNED else BLOCK
     PART: tl.constexpr = tl.cdiv(tl.cdiv(C, BLOCK), SPLITS) * BLOCK
-    token = start + tl.program_id(0) * M + tl.arange(0, M)
+    token = tl.program_id(0) * M + tl.arange(0, M)
     live, row = token < T, token.to(tl.int64)
     p = four(pre + row * 4, live, 1)
     if F is not None:
         o = four(post + row * 4, live, 1)
         to0, to1 = four(comb + row * 16, live, 4), four(comb + row * 16 + 1, live, 4)
         to2, to3 = four(comb + row * 16 + 2, live, 4), four(comb + row * 16 + 3, live, 4)
-    if PDL and PACKED and CHUNK == 0:
-        tl.extra.cuda.gdc_wait()  # for the weights, which later launches then need not wait for
+    first = tl.program_id(1) * PART
+    end = tl.minimum(first + PART, C)
+    if AHEAD > 0:  # at each step the next piece of some tokens, so that each has one when it needs it
+        TURNS: tl.constexpr = AHEAD // BLOCK
+        SOME: tl.constexpr = M // TURNS
+        LONG: tl.constexpr = AHEAD + LEAD * BLOCK
+        ONE: tl.constexpr = LONG if EACH == AHEAD else EACH
+        for turn in range(TURNS):
+            near = tl.minimum(end, first + (LEAD + turn) * BLOCK)
+            fetch_pieces(X, F, tl.program_id(0) * M, turn, first, near, T, C, SOME, LONG, ONE, BULK)
+    if PDL and PACKED:
+        tl.extra.cuda.gdc_wait()  # for the weights
     if PDL and SPLITS > 1:
         tl.extra.cuda.gdc_launch_dependents()
     products = tl.zeros([M, 32] if TURNED else [ROWS, M], tl.float32)
-    squares, square = tl.zeros([M, STEP // 8], tl.float32), tl.zeros([M, STEP // 8], tl.float32)
-    first = tl.program_id(1) * PART
-    for block in range(first, tl.minimum(first + PART, C), BLOCK):
-        for step in tl.static_range(BLOCK // STEP):
-            c0 = block + step * STEP
-            c = c0 + tl.arange(0, STEP)
-            inside = live[:, None] & (c < C)[None, :]
-            at = row[:, None] * (4 * C) + c[None, :]
-            n = streams(X + at, inside, C, KEEP)
-            s = n
-            if F is not None:
-                f = tl.load(F + row[:, None] * C + c[None, :], inside, other=0.0, eviction_policy=KEEP).to(tl.float32)
-            if TURNED:
-                w = turned_weights(fn, c0, C, PACKED)
-            if F is not None:
-                n = updated(o, to0, to1, to2, to3, f, s, TYPE)
-                tl.store(new + at, n[0], inside, eviction_policy=KEEP)
-                tl.store(new + at + C, n[1], inside, eviction_policy=KEEP)
-                tl.store(new + at + 2 * C, n[2], inside, eviction_policy=KEEP)
-                tl.store(new + at + 3 * C, n[3], inside, eviction_policy=KEEP)
-                s = wide(n)
-            squares += summed(mixed(s, s))
-            if MIX:
-                y = narrow(mixed(p, s), TYPE)
-                tl.store(x + row[:, None] * C + c[None, :], y, inside, eviction_policy="evict_last")
-                y = y.to(tl.float32)
-                square += summed(y * y)
-            if TURNED:
-                products = turned_product(w, n, products, DOT, M // 16)
-            else:
-                products = product(fn, n, products, c0, C, STEP, SPLIT, PACKED, DOT, PRECISION)
+    squares, square = tl.zeros([M, BLOCK // 8], tl.float32), tl.zeros([M, BLOCK // 8], tl.float32)
+    for c0 in range(first, end, BLOCK):
+        if AHEAD > 0:
+            turn = (c0 - first) // BLOCK % TURNS
+            fetch_pieces(X, F, tl.program_id(0) * M, turn, c0 + LEAD * BLOCK, end, T, C, SOME, AHEAD, EACH, BULK)
+        c = c0 + tl.arange(0, BLOCK)
+        inside = live[:, None] & (c < C)[None, :]
+        at = row[:, None] * (4 * C) + c[None, :]
+        n = streams(X + at, inside, C, ONCE)
+        s = n
+        if F is not None:
+            f = tl.load(F + row[:, None] * C + c[None, :], inside, other=0.0, eviction_policy=ONCE).to(tl.float32)
+        if TURNED:
+            w = turned_weights(fn, c0, C)
+        if F is not None:
+            n = updated(o, to0, to1, to2, to3, f, s, TYPE)
+            tl.store(new + at, n[0], inside, eviction_policy=ONCE)
+            tl.store(new + at + C, n[1], inside, eviction_policy=ONCE)
+            tl.store(new + at + 2 * C, n[2], inside, eviction_policy=ONCE)
+            tl.store(new + at + 3 * C, n[3], inside, eviction_policy=ONCE)
+            s = wide(n)
+        squares += summed(mixed(s, s))
+        if MIX:
+            y = narrow(mixed(p, s), TYPE)
+            tl.store(x + row[:, None] * C + c[None, :], y, inside, eviction_policy=AGAIN)
+            y = y.to(tl.float32)
+            square += summed(y * y)
+        if TURNED:
+            products = turned_product(w, n, products, DOT, M // 16)
+        else:
+            products = product(fn, n, products, c0, C, BLOCK, SPLIT, PACKED, DOT, PRECISION)
     k = tl.arange(0, 32)
     part = tl.program_id(1).to(tl.int64) * T
     to = parts + (part + row) * 32
     if TURNED:
-        of = start + tl.program_id(0) * M + turned_token(M // 16)
+        of = tl.program_id(0) * M + turned_token(M // 16)
         tl.store(parts + (part + of)[:, None] * 32 + k[None, :], products, (k < 24)[None, :] & (of < T)[:, None])
     else:
         if SPLIT:
@@ -88,23 +98,9 @@ def cross(
             r = tl.rsqrt(square / C + eps)
             N: tl.constexpr = 4 * BLOCK
             for back in tl.range(1, tl.cdiv(C, N) + 1, num_stages=3):  # what was written last is likeliest still in L2
-                normalise(x, norm, row, live, r, (tl.cdiv(C, N) - back) * N, C, C, N)
+                normalise(x, norm, row, live, r, (tl.cdiv(C, N) - back) * N, C, N)
         z = held(to, live, base, scale, eps, C)
         coefficients(z, row, live, out_pre, out_post, out_comb, hc_eps, ITERS)
-    if CHUNK > 0:
-        if PDL:
-            tl.extra.cuda.gdc_wait()  # for the launch before, whose tokens are finished here
-        row -= CHUNK
-        if MIX:
-            r = root(parts, row, row < T, T, eps, C, SPLITS, PADDED)
-            N: tl.constexpr = 4 * BLOCK
-            for c0 in tl.range(first, tl.minimum(first + PART, C), N, num_stages=3):
-                normalise(x, norm, row, row < T, r, c0, tl.minimum(first + PART, C), C, N)
-        if tl.program_id(1) == 0:
-            totals(parts, kept, row, row < T, T, SPLITS)
-            tl.debug_barrier()
-            z = held(kept + row * 32, row < T, base, scale, eps, C)
-            coefficients(z, row, row < T, out_pre, out_post, out_comb, hc_eps, ITERS)
 
 
 @triton.jit
@@ -116,19 +112,8 @@ def root(parts, row, live, T, eps, C: tl.constexpr, SPLITS: tl.constexpr, PADDED
 
 
 @triton.jit
-def totals(parts, kept, row, live, T, SPLITS: tl.constexpr):
-    """Add up what SPLITS programs left of each token, one by one."""
-    k = tl.arange(0, 32)
-    at, inside = row[:, None] * 32 + k[None, :], live[:, None] & (k < 24 + 2)[None, :]
-    total = tl.load(parts + at, inside, other=0.0)
-    for part in range(1, SPLITS):
-        total += tl.load(parts + part * T.to(tl.int64) * 32 + at, inside, other=0.0)
-    tl.store(kept + at, total, inside)
-
-
-@triton.jit
 def finish(
-    parts, kept, x, norm, base, scale, out_pre, out_post, out_comb, start, T, eps, hc_eps,
+    parts, kept, x, norm, base, scale, out_pre, out_post, out_comb, T, eps, hc_eps,
     C: tl.constexpr, M: tl.constexpr, STEP: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr,
     MIX: tl.constexpr, ITERS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -136,7 +121,7 @@ def finish(
 
     PDL: it starts while `cross` still runs, and waits for it where what comes from elsewhere is on its way.
     """
-    token = start + tl.program_id(0) * M + tl.arange(0, M)
+    token = tl.program_id(0) * M + tl.arange(0, M)
     live, row = token < T, token.to(tl.int64)
     if tl.program_id(1) == 0:
         k, part = tl.arange(0, 32), tl.arange(0, PADDED)

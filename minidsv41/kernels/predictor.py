@@ -11,18 +11,11 @@ from minidsv41.kernels.launch import dot_type, launch, starts_early
 from minidsv41.kernels.streams import INTERPRETED, narrow, wide
 
 
-def pack(fn: Tensor, turned: bool = False) -> Tensor:
-    """Predictor weights [24, 4C] float32 -> [48, 4C] bfloat16, the rows that a product takes.
-
-    turned: high parts, then low parts, with columns in the order of `turned_product`.
-    """
-    blocks = triton.cdiv(fn.shape[1], 128)
-    packed = fn.new_empty(48, 128 * blocks if turned else fn.shape[1], dtype=torch.bfloat16)
+def pack(fn: Tensor) -> Tensor:
+    """Predictor weights [24, 4C] float32 -> [48, 4C] bfloat16, the rows that a product takes."""
+    packed = fn.new_empty(48, fn.shape[1], dtype=torch.bfloat16)
     early = starts_early(fn.device)
-    if turned:
-        launch(pack_turned, (blocks,), fn=fn, packed=packed, C=fn.shape[1] // 4, PDL=early)
-    else:
-        launch(pack_weights, (blocks,), fn=fn, packed=packed, WIDE=fn.shape[1], N=128, PDL=early)
+    launch(pack_weights, (triton.cdiv(fn.shape[1], 128),), fn=fn, packed=packed, WIDE=fn.shape[1], N=128, PDL=early)
     return packed
 
 
@@ -79,25 +72,19 @@ def product(
 
 
 @triton.jit
-def turned_weights(fn, c0, C: tl.constexpr, PACKED: tl.constexpr):
+def turned_weights(fn, c0, C: tl.constexpr):
     """High and low parts [32, 128] of the predictor's weights for 32 channels, from c0 on, of four streams.
 
     Columns stand as `turned_product` takes them. A thread holds 8 channels there, 2 steps of the matrix unit with 2
     pairs in each: pairs of four threads follow each other.
     """
     k, column = tl.arange(0, 32), tl.arange(0, 128)
-    if PACKED:
-        WIDE: tl.constexpr = (C + 31) // 32 * 128
-        at, inside = fn + k[:, None] * WIDE + 4 * c0 + column[None, :], (k < 24)[:, None]
-        high, low = tl.load(at, inside, other=0.0), tl.load(at + WIDE * 24, inside, other=0.0)
-    else:
-        c = c0 + tl.max_contiguous(tl.multiple_of(column % 32, 8), 8)
-        at, inside = fn + k[:, None] * (4 * C) + (column // 32 * C + c)[None, :], (k < 24)[:, None] & (c < C)[None, :]
-        w = tl.load(at, inside, other=0.0)
-        w = w.reshape(32, 4, 4, 2, 2, 2).permute(0, 1, 3, 4, 2, 5).reshape(32, 128)
-        high = narrow(w, tl.bfloat16)
-        low = narrow(w - high.to(tl.float32), tl.bfloat16)
-    return high, low
+    c = c0 + tl.max_contiguous(tl.multiple_of(column % 32, 8), 8)
+    at, inside = fn + k[:, None] * (4 * C) + (column // 32 * C + c)[None, :], (k < 24)[:, None] & (c < C)[None, :]
+    w = tl.load(at, inside, other=0.0)
+    w = w.reshape(32, 4, 4, 2, 2, 2).permute(0, 1, 3, 4, 2, 5).reshape(32, 128)
+    high = narrow(w, tl.bfloat16)
+    return high, narrow(w - high.to(tl.float32), tl.bfloat16)
 
 
 @triton.jit
@@ -126,18 +113,6 @@ def turned_token(WARPS: tl.constexpr):
     """Which token of a tile each row of `turned_product` is."""
     m = tl.arange(0, 16 * WARPS)
     return m // 8 % 2 * (8 * WARPS) + m // 16 * 8 + m % 8
-
-
-@triton.jit
-def pack_turned(fn, packed, C: tl.constexpr, PDL: tl.constexpr):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-    WIDE: tl.constexpr = (C + 31) // 32 * 128
-    k, column = tl.arange(0, 32)[:, None], tl.program_id(0) * 128 + tl.arange(0, 128)[None, :]
-    high, low = turned_weights(fn, tl.program_id(0) * 32, C, False)
-    to = packed + k * WIDE + column
-    tl.store(to, high, k < 24)
-    tl.store(to + WIDE * 24, low, k < 24)
 
 
 @triton.jit

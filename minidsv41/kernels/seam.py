@@ -33,9 +33,9 @@ class Tile(NamedTuple):
 
     packed: a small kernel parts the weights beforehand, instead of every program. finish: tokens for one of `finish`.
     early: `cross` after that small kernel, and `finish` after `cross`, start before the one before has ended.
-    turned: tokens are the rows of the product and come from registers: 16 tokens a warp, 32 channels at a time.
-    chunk: tokens of a launch of `cross`, whose programs finish those of the launch before, so that y comes from L2.
-    registers: the most of a thread.
+    turned: tokens are the rows of the product and come from registers: 16 tokens a warp, 32 channels, weights as given.
+    ahead: bytes of a row that L2 is asked for ahead of loads, 0: none; each: by how many at once.
+    hints: L2 is told to keep y, and no X, F and X' where one program has all channels of its tokens.
     """
 
     tokens: int
@@ -47,31 +47,22 @@ class Tile(NamedTuple):
     finish: int = 1
     early: bool = True
     turned: bool = False
-    chunk: int | None = None
-    registers: int | None = None
+    ahead: int = 0
+    each: int = 128
+    hints: bool = True
 
 
-ROWS = Tile(64, 32, packed=True, warps=4, finish=4, turned=True)  # two programs a multiprocessor
-TILES = {  # to be measured: tokens as rows of the product; chunks
-    "T=128": [
-        *(Tile(64, 32, 160, warps=4, stages=1, finish=finish, turned=True) for finish in (1, 2)),
-        *(Tile(64, 32, 80, warps=4, stages=stages, finish=1, turned=True) for stages in (3, 1)),
-        *(Tile(64, 32, splits=80, stages=1, finish=finish) for finish in (1, 2)),
-    ],
-    "T=512": [ROWS._replace(splits=32), ROWS._replace(splits=32, packed=False)],
+SOME, MANY = Tile(32, packed=True, stages=4, finish=4, early=False), Tile(64, packed=True, early=False)
+PAIR = Tile(32, packed=True, stages=2, finish=4, early=False, ahead=512, each=64)  # two a multiprocessor
+TILES = {  # to be measured: how rows are asked for ahead of their use
     "T=4,096": [
-        *(ROWS._replace(splits=splits) for splits in (4, 8)),
-        ROWS._replace(channels=64, splits=4, stages=2),
-        ROWS._replace(splits=6, stages=2, registers=168),
-        ROWS._replace(splits=4, early=False),
-        Tile(128, 32, 4, packed=True, finish=4, turned=True),
+        *(SOME._replace(ahead=1024, each=each) for each in (1024, 32, 128)),
+        SOME._replace(ahead=2048, each=2048),
+        SOME._replace(ahead=1024, each=1024, hints=False),
+        PAIR._replace(splits=2, each=512),
     ],
-    "T=32,768": [
-        *(ROWS._replace(splits=16384 // chunk, chunk=chunk) for chunk in (2048, 1024, 4096)),
-        ROWS._replace(channels=64, splits=8, chunk=2048, stages=2),
-        *(ROWS._replace(splits=20480 // chunk, chunk=chunk, stages=2, registers=168) for chunk in (2048, 1024)),
-        Tile(64, splits=4, packed=True, finish=4, chunk=2048),
-    ],
+    "T=32,768": [*(MANY._replace(ahead=512, each=each) for each in (512, 32)), PAIR, PAIR._replace(each=512)],
+    "T=2,048": [SOME._replace(splits=2, ahead=1024, each=each) for each in (1024, 32)],
 }
 
 
@@ -85,11 +76,11 @@ def tile_for(tokens: int, width: int, dtype: torch.dtype) -> Tile:
     if tokens <= 64:
         return Tile(32, splits=blocks, stages=1, finish=2)
     if tokens <= 128:
-        return Tile(64, 32, splits=blocks, stages=1, finish=4)
+        return Tile(64, 32, splits=triton.cdiv(width, 32), warps=4, stages=1, finish=2, turned=True)
     if tokens > 8192:
-        return Tile(64, packed=True, early=False)
+        return MANY
     splits = max(1, min(128 // triton.cdiv(tokens, 32), blocks))
-    return Tile(32, splits=splits, packed=True, stages=3 if tokens <= 512 else 4, finish=4, early=False)
+    return SOME._replace(splits=splits, stages=3 if tokens <= 512 else 4)
 
 
 def seam(
@@ -159,54 +150,50 @@ class Crossed(NamedTuple):
     kept: Tensor
 
 
-def chunk_of(tile: Tile, tokens: int) -> int:
-    """Tokens of a launch of `cross`: all, where one program has all channels of its tokens and finishes them."""
-    where = "where tokens are rows of the product, allowed are 16 a warp, and multiples of 32 channels"
-    right = tile.tokens == 16 * tile.warps and tile.channels % 32 == 0
-    require(right or not tile.turned, f"tile = {tile}: {where}")
-    if tile.chunk is None or tile.splits == 1 or tokens <= tile.chunk:
-        return max(tokens, 1)
-    allowed = f"allowed are multiples of the {tile.tokens} tokens of a tile"
-    require(tile.chunk % tile.tokens == 0, f"chunk = {tile.chunk}: {allowed}")
-    return tile.chunk
+def check_tile(tile: Tile, step: int) -> None:
+    """step: bytes of the channels that a program takes at once."""
+    where = "where tokens are rows of the product, allowed are 16 a warp, and 32 channels"
+    require(not tile.turned or (tile.tokens, tile.channels) == (16 * tile.warps, 32), f"tile = {tile}: {where}")
+    right = tile.ahead % step == 0 and tile.tokens % max(1, tile.ahead // step) == 0
+    require(right, f"ahead = {tile.ahead}: allowed are divisors of the tokens, times the {step} bytes of a step")
+    require(tile.ahead % tile.each == 0, f"each = {tile.each}: allowed are divisors of ahead, {tile.ahead}")
 
 
 def crossed(X, F, pre, post, comb, into: Next, *, tile: Tile | None = None, mix: bool = True) -> Crossed:
     """`seam` on contiguous tensors, without gradients, and what is kept [T, KEPT]; without `mix` there is no x."""
     tokens, _, width = X.shape
     tile = tile or tile_for(tokens, width, X.dtype)
+    check_tile(tile, tile.channels * X.element_size())
     empty = dict(dtype=torch.float32, device=X.device)
     new, x = X if F is None else torch.empty_like(X), X.new_empty(tokens, width)
     out = dict(out_pre=torch.empty(tokens, 4, **empty), out_post=torch.empty(tokens, 4, **empty))
     out["out_comb"] = torch.empty(tokens, 4, 4, **empty)
     kept = torch.empty(tokens, KEPT, **empty)
     parts = kept if tile.splits == 1 else torch.empty(tile.splits, tokens, KEPT, **empty)
-    split = X.dtype != torch.float32
-    packed, early = split and tile.packed, tile.early and starts_early(X.device)
-    turned, chunk = split and tile.turned, chunk_of(tile, tokens)
-    last = dict(x=x, norm=into.norm, base=into.base, scale=into.scale, parts=parts, kept=kept, **out)
+    split, bulk = X.dtype != torch.float32, starts_early(X.device)
+    packed, early = split and tile.packed, tile.early and bulk
+    once = "evict_first" if tile.hints and tile.splits == 1 else ""
+    last = dict(x=x, norm=into.norm, base=into.base, scale=into.scale, parts=parts, **out)
     last |= dict(T=tokens, eps=into.eps, hc_eps=into.hc_eps, ITERS=into.iters, C=width, MIX=mix, PDL=early)
-    last |= dict(SPLITS=tile.splits, PADDED=triton.next_power_of_2(tile.splits))
-    given = dict(X=X, F=F, pre=pre, post=post, comb=comb, fn=pack(into.fn, turned) if packed else into.fn, new=new)
-    keep = "evict_first" if tile.splits == 1 or tokens > 1024 and (turned or chunk < tokens) else ""
-    for start in range(0, tokens, chunk):
-        launch(
-            cross,
-            (triton.cdiv(chunk, tile.tokens), tile.splits),
-            **dict(given, **last, start=start, CHUNK=chunk if start else 0, M=tile.tokens, BLOCK=tile.channels),
-            **dict(PACKED=packed, TURNED=turned, SPLIT=split, KEEP=keep, DOT=dot_type(X.dtype)),
-            PRECISION="tf32" if split else "ieee",
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-            maxnreg=tile.registers,
-            early=early and (packed or start > 0),
-        )
-    if tile.splits > 1 and tokens:
+    launch(
+        cross,
+        (triton.cdiv(tokens, tile.tokens), tile.splits),
+        **dict(X=X, F=F, pre=pre, post=post, comb=comb, fn=pack(into.fn) if packed else into.fn, new=new, **last),
+        **dict(M=tile.tokens, BLOCK=tile.channels, SPLITS=tile.splits, AHEAD=tile.ahead // X.element_size(), BULK=bulk),
+        **dict(EACH=tile.each // X.element_size(), LEAD=tile.stages, PACKED=packed, TURNED=split and tile.turned),
+        **dict(SPLIT=split, ONCE=once, AGAIN="evict_last" if tile.hints else "", DOT=dot_type(X.dtype)),
+        PRECISION="tf32" if split else "ieee",
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        early=early and packed,
+    )
+    if tile.splits > 1:
         step = min(1024, triton.next_power_of_2(width))
         launch(
             finish,
-            (triton.cdiv(tokens - start, tile.finish), 1 + mix * triton.cdiv(width, step)),
-            **dict(last, start=start, M=tile.finish, STEP=step),
+            (triton.cdiv(tokens, tile.finish), 1 + mix * triton.cdiv(width, step)),
+            **dict(last, kept=kept, M=tile.finish, STEP=step),
+            **dict(SPLITS=tile.splits, PADDED=triton.next_power_of_2(tile.splits)),
             num_warps=4,
             early=early,
         )
@@ -225,7 +212,8 @@ def specimen(tokens: int, dtype: torch.dtype = torch.bfloat16, **choices):
 
 SPECIMENS = {
     "seam T=4096": lambda: specimen(4096),
-    "seam T=4096 in chunks": lambda: specimen(4096, tile=ROWS._replace(splits=8, chunk=2048)),
+    "seam T=4096, pieces": lambda: specimen(4096, tile=SOME._replace(ahead=1024, each=1024)),
+    "seam T=4096, lines": lambda: specimen(4096, tile=SOME._replace(ahead=1024, each=32)),
     "seam T=128": lambda: specimen(128),
     "seam T=128 float32": lambda: specimen(128, torch.float32),
 }

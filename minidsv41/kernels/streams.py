@@ -9,6 +9,9 @@ from minidsv41.kernels import launch as launching
 from minidsv41.kernels.sinkhorn import mixed
 
 INTERPRETED = tl.constexpr(launching.INTERPRETED)
+ASK = "{{ .reg .pred p; setp.gt.s32 p, $2, 0; @p {}; mov.u32 $0, 0; }}"  # at $1, if its size, $2, is not 0
+LINE = tl.constexpr(ASK.format("prefetch.global.L2 [$1]"))
+PIECE = tl.constexpr(ASK.format("cp.async.bulk.prefetch.L2.global [$1], $2"))
 
 
 @triton.jit
@@ -59,6 +62,41 @@ def fetch_streams(at, C: tl.constexpr):
 
 
 @triton.jit
+def fetch_pieces(
+    X, F, first, turn, c0, end, T, C: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EACH: tl.constexpr,
+    BULK: tl.constexpr,
+):  # fmt: skip
+    """Ask for N channels, from c0 on but before `end`, of four streams and F to be in L2 when they are loaded.
+
+    For M tokens, those at this turn of the tile that begins with `first`. A thread asks for EACH channels, neighbours
+    for neighbours; where EACH is N, one instruction brings all of a row, on cards that can do so (BULK).
+    """
+    if not INTERPRETED:
+        THREADS: tl.constexpr = tl.extra.cuda.num_threads()
+        ROWS: tl.constexpr = 4 if F is None else 5
+        SIZE: tl.constexpr = X.dtype.element_ty.primitive_bitwidth // 8
+        ASKED: tl.constexpr = M * ROWS * (N // EACH)
+        thread = tl.arange(0, THREADS)
+        if EACH == N:  # one after the other in a warp
+            thread = thread % 32 * (THREADS // 32) + thread // 32
+        for number in tl.static_range(0, ASKED, THREADS):
+            number += thread
+            c, row = number % (N // EACH) * EACH, number // (N // EACH)
+            token, stream = row // ROWS, row % ROWS
+            step, at = C * 4, X.to(tl.int64) + (((first + token).to(tl.int64) * 4 + stream) * C + c) * SIZE
+            if F is not None:  # all this is the same at each turn
+                at = tl.where(stream == 4, F.to(tl.int64) + ((first + token).to(tl.int64) * C + c) * SIZE, at)
+                step = tl.where(stream == 4, C, C * 4)
+            at += turn * (step * (M * SIZE)) + c0 * SIZE
+            there = (number < ASKED) & (token < T - first - turn * M)
+            size = tl.where(there, tl.minimum(EACH * SIZE, (end - c0) * SIZE - c * SIZE), 0)
+            if EACH < N:
+                tl.inline_asm_elementwise(LINE, "=r,l,r", [at, size], tl.int32, False, 1)
+            elif BULK:
+                tl.inline_asm_elementwise(PIECE, "=r,l,r", [at & -16, size], tl.int32, False, 1)
+
+
+@triton.jit
 def summed(x):
     """[tokens, N] -> [tokens, N / 8]: over what a thread holds of a row, so that threads need not meet yet."""
     return tl.sum(x.reshape(x.shape[0], x.shape[1] // 8, 8), 2)
@@ -83,9 +121,9 @@ def normal(y, r, w, TYPE: tl.constexpr):
 
 
 @triton.jit
-def normalise(x, norm, row, live, r, c0, end, C: tl.constexpr, N: tl.constexpr):
-    """N channels of y, at c0 of x, times r and the norm's weight; those before `end`."""
+def normalise(x, norm, row, live, r, c0, C: tl.constexpr, N: tl.constexpr):
+    """N channels of y, at c0 of x, times r and the norm's weight."""
     c = c0 + tl.arange(0, N)
-    at, inside = x + row[:, None] * C + c[None, :], live[:, None] & (c < end)[None, :]
-    w = tl.load(norm + c, c < end, other=0.0)
+    at, inside = x + row[:, None] * C + c[None, :], live[:, None] & (c < C)[None, :]
+    w = tl.load(norm + c, c < C, other=0.0)
     tl.store(at, normal(tl.load(at, inside, other=0.0), r, w, x.dtype.element_ty), inside)

@@ -78,7 +78,7 @@ CASES = {
     "streams up to date": (18, 128, False, WIDE),
     "up to date, in parts": (18, 128, False, WIDE._replace(splits=2, finish=16)),
     "as chosen for its shape": (3, 64, True, None),
-    "one launch finishes what another began": (37, 96, True, WIDE._replace(channels=32, splits=2, chunk=16, finish=4)),
+    "rows asked for ahead of their use": (37, 80, True, WIDE._replace(channels=32, ahead=256)),
 }
 
 
@@ -99,10 +99,10 @@ PAIRS = {
     "each kernel starts early": (19, 128, True, WIDE._replace(splits=2, packed=True, early=True)),
     "streams up to date, in parts": (19, 128, False, WIDE._replace(splits=2, packed=True, finish=16)),
     "tokens as rows of the product": (70, 80, True, TURNED),
-    "tokens as rows, weights parted beforehand": (70, 80, True, TURNED._replace(packed=True)),
-    "tokens as rows, two steps at once": (70, 112, True, TURNED._replace(channels=64, packed=True)),
-    "tokens as rows, in parts and chunks": (150, 80, True, TURNED._replace(splits=2, packed=True, chunk=64, finish=16)),
-    "streams up to date, in chunks": (70, 64, False, TURNED._replace(splits=2, packed=True, chunk=64, finish=16)),
+    "tokens as rows, in parts": (70, 80, True, TURNED._replace(splits=2, finish=16)),
+    "tokens as rows, streams up to date": (70, 64, False, TURNED),
+    "rows asked for ahead of their use": (39, 208, True, WIDE._replace(ahead=256, hints=False)),
+    "streams alone asked for ahead, in parts": (39, 208, False, WIDE._replace(ahead=256, splits=2, finish=16)),
 }
 
 
@@ -224,11 +224,8 @@ def test_what_is_not_supported_is_refused(change, message, generator):
 @pytest.mark.parametrize(
     ("tile", "message"),
     [
-        (
-            TURNED._replace(channels=16),
-            "where tokens are rows of the product, allowed are 16 a warp, and multiples of 32",
-        ),
-        (WIDE._replace(splits=2, chunk=24), "chunk = 24: allowed are multiples of the 16 tokens of a tile"),
+        (TURNED._replace(channels=64), "where tokens are rows of the product, allowed are 16 a warp, and 32 channels"),
+        (WIDE._replace(ahead=128), "ahead = 128: allowed are divisors of the tokens, times the 256 bytes of a step"),
     ],
 )
 def test_tiles_that_no_kernel_has_are_refused(tile, message, generator):
