@@ -2,11 +2,14 @@
 
 The k best keys lie in the k best blocks, ordered by their best key and then by place: of each of these, a key comes
 before all that lie in others. So keys are read in one stretch, and a block leaves one number; nothing is kept or cut
-on the way. k blocks are scored again.
+on the way. k blocks are scored again; or all of a pool, if one is given, which is then the only reading.
 Memory: one number a block, of each row, and two for each key that is scored again.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 import triton
@@ -19,57 +22,85 @@ from minidsv41.kernels.index_score import entry, load_problem, operands, tile_sc
 from minidsv41.kernels.index_tile import Plan, Tile, constants, in_slices, options, parts_of, runs
 from minidsv41.kernels.launch import launch, starts_early
 from minidsv41.ops.rows import Batch, Rows
+from minidsv41.ops.select import Pool, PoolSize
 
 
-def second(tile: Tile) -> Tile:
-    """The tile of keys that are scored again: of one query, and where registers are bounded, of 128 keys."""
+class Reading(NamedTuple):
+    """Of `entries` keys of every row by a tile: each `size` of them leave so many numbers; so many are chosen."""
+
+    tile: Tile
+    entries: int
+    size: int
+    numbers: int
+    chosen: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """Places of a row, whose last few may stay empty, so that many numbers of entries share a kernel."""
+        return max(1, triton.cdiv(self.entries, 16 * self.size)) * 16
+
+    def plan(self, sequences: int, length: int) -> Plan:
+        """How a run goes through."""
+        groups = sequences * triton.cdiv(length, self.tile.rows)
+        row = self.width * 4 * self.numbers + sum(cut_bytes(self.width, k, self.tile.cut) for k in self.chosen)
+        step = in_slices(groups, row * self.tile.rows)
+        return Plan(parts_of(groups, self.entries, self.tile), step, step * self.tile.rows * row)
+
+    def slices(self, batch: Batch) -> Iterator[tuple[Rowset, int]]:
+        """Rows that go through together, and how many programs share the keys of a group of them."""
+        for row0, seq0, sequences, length in runs(batch.lengths):
+            p, groups = self.plan(sequences, length), sequences * triton.cdiv(length, self.tile.rows)
+            for group0 in range(0, groups, p.groups):
+                count = min(p.groups, groups - group0)
+                yield Rowset(row0, seq0, length, group0, count, self.tile.rows), p.parts
+
+
+def readings(n: int, k: int, pool: Pool | PoolSize | None, tile: Tile) -> list[Reading]:
+    """That of blocks, unless a pool is given, and that of the keys of chosen ones: query by query, and where registers
+    are bounded, 128 keys at once."""
     wide = dict(keys=128, registers=128) if tile.registers else {}
-    return tile._replace(rows=1, programs=tile.again, stretch=128, whole=False, block=0, **wide)
+    again = tile._replace(rows=1, programs=tile.again, whole=False, **wide)
+    if isinstance(pool, Pool):
+        return [Reading(again, pool.blocks.shape[1] * pool.size, 1, 2, (k,))]
+    size, chosen = (pool.size, (k, pool.blocks)) if pool else (tile.block, (k,))
+    return [Reading(tile, n, size, 1, chosen), Reading(again, k * size, 1, 2, (k,))]
 
 
 def by_blocks(
-    q: Tensor, w: Tensor, keys: Rows, visible: Tensor, topk: Tensor, batch: Batch, n: int, tile: Tile
-) -> None:
-    """Choose the best blocks of every row, put their numbers in topk [T, k], then the best keys in their place."""
-    k, size, again = topk.shape[1], tile.block, second(tile)
-    for step, used, width in ((0, tile, n), (1, again, k * size)):
-        made = constants(*q.shape[1:], keys, q.dtype, used, within=step == 1)
-        for row0, seq0, sequences, length in runs(batch.lengths):
-            p = block_plan(sequences, length, n, k, tile)[step]
-            groups = sequences * triton.cdiv(length, used.rows)
-            for group0 in range(0, groups, p.groups):
-                rowset = Rowset(row0, seq0, length, group0, min(p.groups, groups - group0), used.rows)
-                values, indices = scan(
-                    q, w, keys, visible, topk if step else None, rowset, size=size, n=width, parts=p.parts,
-                    constants=made, options=options(used),
-                )  # fmt: skip
-                merge(
-                    values, indices, topk, rowset, run=values.shape[2], cut=tile.cut, visible=visible,
-                    size=1 if step else size, raw=True, more=step == 0,
-                )  # fmt: skip
-                del values, indices  # before the next are made
-
-
-def block_plan(sequences: int, length: int, n: int, k: int, tile: Tile) -> tuple[Plan, Plan]:
-    """How a run goes through the choice of blocks, and through that of keys."""
-    plans = []
-    for used, width, numbers in ((tile, n, 1), (second(tile), k * tile.block, 2)):
-        groups = sequences * triton.cdiv(length, used.rows)
-        left = triton.cdiv(width, tile.block) if numbers == 1 else width
-        row = max(1, left) * 4 * numbers + cut_bytes(left, k, tile.cut)
-        step = in_slices(groups, row * used.rows)
-        plans.append(Plan(parts_of(groups, width, used), step, step * used.rows * row))
-    return tuple(plans)
+    q: Tensor, w: Tensor, keys: Rows, visible: Tensor, k: int, pool: Pool | PoolSize | None, batch: Batch, n: int,
+    tile: Tile,
+) -> tuple[Tensor, Pool | None]:  # fmt: skip
+    """Chosen keys topk [T, k], and the pool in force. Until its keys are chosen, topk has the numbers of blocks."""
+    *first, last = readings(n, k, pool, tile)
+    topk = torch.empty(len(q), k, dtype=torch.int64, device=q.device)
+    built, blocks, size = pool, topk, tile.block
+    if isinstance(pool, Pool):
+        blocks, size = pool.blocks.contiguous(), pool.size
+    elif pool:
+        built, size = Pool(topk.new_empty(len(q), pool.blocks), pool.size), pool.size
+    for reading in first:
+        for rowset, parts in reading.slices(batch):
+            values, _ = scan(q, w, keys, visible, None, rowset, reading, size, parts)
+            given = dict(cut=tile.cut, visible=visible, size=size, raw=True, more=True)
+            if built:
+                merge(values, None, built.blocks, rowset, newest=True, **given)
+            merge(values, None, topk, rowset, **given)
+            del values  # before the next are made
+    for rowset, parts in last.slices(batch):
+        values, indices = scan(q, w, keys, visible, blocks, rowset, last, size, parts)
+        merge(values, indices, topk, rowset, cut=tile.cut, visible=visible, raw=True)
+        del values, indices
+    return topk, built
 
 
 def scan(
-    q: Tensor, w: Tensor, keys: Rows, visible: Tensor, blocks: Tensor | None, rowset: Rowset, *,
-    size: int, n: int, parts: int, constants: dict[str, object], options: dict[str, object],
+    q: Tensor, w: Tensor, keys: Rows, visible: Tensor, blocks: Tensor | None, rowset: Rowset, reading: Reading,
+    size: int, parts: int,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Maxima [slots, 1, n / size] of blocks of a row's n keys; or, with chosen blocks [T, k], scores of each of their
-    n = k * size keys, and where they lie. Both are the bits of float32."""
-    width = n if blocks is not None else triton.cdiv(n, size)
-    out = torch.empty(1 if blocks is None else 2, rowset.slots, 1, width, dtype=torch.int32, device=q.device)
+    """Maxima [slots, width] of blocks of a row's keys; or, with chosen blocks, scores of each of their keys, and where
+    they lie. Both are the bits of float32."""
+    width = reading.width
+    out = torch.empty(reading.numbers, rowset.slots, width, dtype=torch.int32, device=q.device)
     indices = None if blocks is None else out[1]
     launch(
         scan_kernel,
@@ -77,11 +108,11 @@ def scan(
         **dict(q=q.contiguous(), w=w.contiguous(), words=keys.data.view(torch.int32) if keys.format else keys.data),
         **dict(scales=keys.scales, table=keys.table.contiguous(), pages=keys.table.shape[1], page=keys.page),
         **dict(visible=visible, blocks=blocks, n_blocks=0 if blocks is None else blocks.shape[1]),
-        **dict(values=out[0], indices=indices, width=width, seq0=rowset.seq0),
+        **dict(values=out[0], indices=indices, width=width, seq0=rowset.seq0, SIZE=size, B=reading.size),
         **rowset.numbers(),
-        **dict(SIZE=size, B=size if blocks is None else 1, **constants),
+        **constants(*q.shape[1:], keys, q.dtype, reading.tile, within=blocks is not None),
         early=blocks is not None and starts_early(q.device),
-        **options,
+        **options(reading.tile),
     )
     return out[0], indices
 

@@ -18,24 +18,21 @@ WORKSPACE = 256 << 20  # bytes of scratch, at most
 class Tile(NamedTuple):
     """What one program takes, and how many there are.
 
-    rows: queries of a sequence; keys: scored at once; capacity: candidates a query, of which the best k stay when
-    less than `segment` are free, moved `step` at once; programs: wanted in all; stretch: keys of one program, at least.
+    rows: queries of a sequence; keys: scored at once; block: entries of a block whose best decides what is scored
+    again (a pool that is built has a size of its own); programs: wanted in all; stretch: keys of one, at least.
     """
 
     rows: int
     keys: int
-    capacity: int
-    segment: int
-    step: int = 1024
+    block: int
     programs: int = 528
-    stretch: int = 512
+    stretch: int = 128
     warps: int = 4
     stages: int = 5  # two levels of loads: the page table, then the keys
     registers: int | None = None
-    cut: Cut = Cut(8192)  # of candidates; block maxima are cut as Cut() says
+    cut: Cut = Cut()
     whole: bool = False  # a tile's page or two pages are looked up at once, not those of each key
-    block: int = 0  # entries of a block whose best decides what is scored again (`index_blocks`), or 0
-    again: int = 528  # programs that do
+    again: int = 528  # programs that score what is chosen
 
 
 def runs(lengths: tuple[int, ...]) -> Iterator[tuple[int, int, int, int]]:

@@ -15,6 +15,7 @@ import triton.language as tl  # noqa: E402
 from minidsv41 import ops  # noqa: E402
 from minidsv41.formats import E2M1, INDEX, MAIN  # noqa: E402
 from minidsv41.kernels import (
+    index_cut,  # noqa: E402
     index_keys,  # noqa: E402
     index_tile,  # noqa: E402
 )
@@ -26,7 +27,7 @@ from minidsv41.kernels.launch import Unsupported, launch, recorded  # noqa: E402
 from minidsv41.ops import Batch, Pool, PoolSize, Rows  # noqa: E402
 from minidsv41.ops.select import lowest_topk  # noqa: E402
 
-SMALL = Tile(1, 32, 128, 64, step=64, programs=8, stretch=64, cut=Cut(128, 64, 1))
+SMALL = Tile(1, 32, 4, programs=8, stretch=64, cut=Cut(128, 1), again=4)
 
 
 @pytest.fixture(autouse=True)
@@ -146,10 +147,10 @@ def test_the_merge_keeps_the_lowest_of_equals(n, k, spread, generator, device):
     x = whole(generator, device, -spread, spread + 1, 3, n)
     x[0, ::3], x[1], x[2, ::2] = -torch.inf, -torch.inf, -0.0
     bits = torch.where(x == 0, 0.0, x).view(torch.int32)
-    values = (bits ^ ((bits >> 31) & 0x7FFFFFFF))[:, None]
-    for cut in (Cut(512, 128, 1), Cut(128, 128, 1)):
+    values = torch.nn.functional.pad(bits ^ ((bits >> 31) & 0x7FFFFFFF), (0, -n % 4), value=index_cut.NONE.value)
+    for cut in (Cut(512, 1), Cut(128, 1)):
         chosen = torch.empty(3, k, dtype=torch.int64, device=device)
-        merge(values, None, chosen, Rowset(0, 0, 3, 0, 3, 1), run=n, cut=cut)
+        merge(values, None, chosen, Rowset(0, 0, 3, 0, 3, 1), cut=cut)
         assert torch.equal(chosen, lowest_topk(x, k))
 
 
@@ -165,11 +166,11 @@ def test_selection_is_the_plain_one(lengths, n, heads, width, rows, packed, dtyp
     assert torch.equal(got, plain(q, w, keys, visible, 24, None, batch, n)[0])
 
 
-@pytest.mark.parametrize(("block", "page"), [(2, 16), (8, 32), (32, 64)])
+@pytest.mark.parametrize(("block", "page"), [(1, 16), (8, 32), (32, 64)])
 @pytest.mark.parametrize(("lengths", "n", "rows", "packed"), [((1, 1), 331, 1, True), ((6, 5), 131, 4, False)])
-def test_selection_by_blocks_is_the_plain_one(block, page, lengths, n, rows, packed, generator, device):
+def test_blocks_of_any_size_lead_to_the_same_keys(block, page, lengths, n, rows, packed, generator, device):
     q, w, keys, visible, batch = problem(generator, device, lengths, n, 4, 32, page=page, packed=packed)
-    tile = SMALL._replace(rows=rows, block=block, whole=block > 2, again=4)
+    tile = SMALL._replace(rows=rows, block=block, whole=block > 2)
     got, pool = index_select(q, w, keys, visible, 24, None, batch=batch, n=n, tile=tile)
     assert pool is None
     assert torch.equal(got, plain(q, w, keys, visible, 24, None, batch, n)[0])
@@ -178,17 +179,17 @@ def test_selection_by_blocks_is_the_plain_one(block, page, lengths, n, rows, pac
 @pytest.mark.parametrize(("page", "keys_"), [(64, 64), (64, 32), (32, 64), (16, 64)])
 def test_pages_looked_up_at_once_are_those_of_each_key(page, keys_, generator, device):
     q, w, keys, visible, batch = problem(generator, device, (2, 2), 250, 4, 32, page=page)
-    tile = SMALL._replace(keys=keys_, whole=True, capacity=256)
+    tile = SMALL._replace(keys=keys_, whole=True)
     got, _ = index_select(q, w, keys, visible, 24, None, batch=batch, n=250, tile=tile)
     assert torch.equal(got, plain(q, w, keys, visible, 24, None, batch, 250)[0])
 
 
-@pytest.mark.parametrize("changed", [{}, dict(keys=64, whole=True, block=16)])
+@pytest.mark.parametrize("changed", [{}, dict(keys=128, registers=128, block=32, stretch=512)])
 def test_selection_is_the_plain_one_at_released_widths(changed, generator, device):
     dtype = torch.bfloat16
     q, w, keys, visible, batch = problem(generator, device, (1,), 2500, 32, 128, page=64, dtype=dtype)
     visible[:] = 2491
-    tile = select_tile(1, 512, dtype, pool=False)._replace(stretch=1024, **changed)
+    tile = select_tile(1, 2500, dtype, packed=True)._replace(**changed)
     got, _ = index_select(q, w, keys, visible, 512, None, batch=batch, n=2500, tile=tile)
     assert torch.equal(got, plain(q, w, keys, visible, 512, None, batch, 2500)[0])
 
@@ -216,8 +217,8 @@ def test_any_order_of_scores_is_served(order, generator, device):
     q[:, :, 3] = 1.0
     w *= -1.0 if order == "negative" else 1.0
     visible, batch = torch.tensor([n - 3], device=device), ragged((1,), device)
-    for programs, block in ((1, 0), (8, 0), (8, 4)):
-        tile = SMALL._replace(programs=programs, capacity=256, block=block)
+    for programs, block in ((1, 1), (8, 4)):
+        tile = SMALL._replace(programs=programs, block=block)
         got, _ = index_select(q, w, keys, visible, k, None, batch=batch, n=n, tile=tile)
         assert torch.equal(got, plain(q, w, keys, visible, k, None, batch, n)[0])
 
@@ -248,8 +249,6 @@ def test_a_pool_without_blocks_and_a_cache_without_rows_select_nothing(device):
         got, same = index_select(q, w, keys, visible, 8, given, batch=batch, n=0, tile=SMALL)
         assert (got == -1).all() and got.shape == (2, 8)
         assert same is None or (same.blocks == -1).all() and same.blocks.shape == (2, 3)
-    got, _ = index_select(q, w, keys, visible, 8, None, batch=batch, n=0, tile=SMALL._replace(block=4))
-    assert (got == -1).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -259,7 +258,7 @@ def test_selections_of_real_numbers_differ_only_at_the_cut(dtype, generator, dev
     w = torch.randn(4, 8, generator=generator).to(device, dtype)
     keys = stored(generator, device, 2, n, 64, dtype=dtype)
     visible, batch = torch.tensor([n, 350, 40, 233], device=device), ragged(lengths, device)
-    got, _ = index_select(q, w, keys, visible, k, None, batch=batch, n=n, tile=SMALL._replace(rows=2, capacity=256))
+    got, _ = index_select(q, w, keys, visible, k, None, batch=batch, n=n, tile=SMALL._replace(rows=2))
     scores = ops.index_scores(q.double(), w.double(), exact(keys), visible, batch, n)
     for row in range(4):
         chosen = got[row][got[row] >= 0]
@@ -270,31 +269,23 @@ def test_selections_of_real_numbers_differ_only_at_the_cut(dtype, generator, dev
         assert missed.max() <= cut + 1e-4 * largest
 
 
-def test_slices_of_queries_change_nothing(generator, device, monkeypatch):
-    q, w, keys, visible, batch = problem(generator, device, (5, 5), 200, 4, 32)
-    tile, pool = SMALL._replace(rows=2, programs=4), PoolSize(6, 8)
-    whole_call = index_select(q, w, keys, visible, 24, pool, batch=batch, n=70, tile=tile)
-    monkeypatch.setattr(index_tile, "WORKSPACE", 5_000)
-    with recorded() as launches:
-        index_select(q, w, keys, visible, 24, pool, batch=batch, n=70, tile=tile)
-    assert sum(call.kernel.__name__ == "score_kernel" for call in launches) > 2
-    sliced = index_select(q, w, keys, visible, 24, pool, batch=batch, n=70, tile=tile)
-    assert torch.equal(sliced[0], whole_call[0]) and torch.equal(sliced[1].blocks, whole_call[1].blocks)
-
-
-def test_slices_of_queries_change_nothing_by_blocks(generator, device, monkeypatch):
+@pytest.mark.parametrize("pool", [None, PoolSize(6, 8)])
+def test_slices_of_queries_change_nothing(pool, generator, device, monkeypatch):
     q, w, keys, visible, batch = problem(generator, device, (5, 3), 200, 4, 32)
-    tile = SMALL._replace(rows=2, programs=4, block=4)
+    tile = SMALL._replace(rows=2, programs=4)
     monkeypatch.setattr(index_tile, "WORKSPACE", 700)
     with recorded() as launches:
-        index_select(q, w, keys, visible, 24, None, batch=batch, n=200, tile=tile)
+        index_select(q, w, keys, visible, 24, pool, batch=batch, n=200, tile=tile)
     assert sum(call.kernel.__name__ == "scan_kernel" for call in launches) > 8
-    sliced, _ = index_select(q, w, keys, visible, 24, None, batch=batch, n=200, tile=tile)
-    assert torch.equal(sliced, plain(q, w, keys, visible, 24, None, batch, 200)[0])
+    got, built = index_select(q, w, keys, visible, 24, pool, batch=batch, n=200, tile=tile)
+    want, wanted = plain(q, w, keys, visible, 24, pool, batch, 200)
+    assert torch.equal(got, want) and (pool is None or torch.equal(built.blocks, wanted.blocks))
 
 
 RELEASED = {
     "1 x 1M": ((1,), 1 << 20, None),
+    "32 x 128K": ((1,) * 32, 1 << 17, None),
+    "32 x 128K, in a pool": ((1,) * 32, 1 << 17, module.IN_POOL),
     "32 x 1M, pool built": ((1,) * 32, 1 << 20, PoolSize(2048, 8)),
     "verification of 8 x 1M": ((6,) * 8, 1 << 20, None),
     "prefill 4,096 x 32K": ((4096,), 1 << 15, None),
@@ -309,31 +300,13 @@ def test_scratch_is_what_workspace_says_and_at_most_256_mb(name):
     with recorded() as launches:
         call()
     said = workspace(batch, n, 512, pool, tile)
-    starts = [i for i, x in enumerate(launches) if x.kernel.__name__ == "score_kernel"] + [len(launches)]
-    scratch = ("values", "indices", "maxima", "out_values", "out_indices")
+    starts = [i for i, x in enumerate(launches) if x.kernel.__name__ == "scan_kernel"] + [len(launches)]
+    scratch = ("values", "indices", "out_values", "out_indices")
     for a, b in zip(starts, starts[1:], strict=False):  # every slice on its own
         held = [x.args.get(name) for x in launches[a:b] for name in scratch]
         held = {id(t): t.numel() * 4 for t in held if t is not None}
         views = sum(held.values()) // 2  # a buffer is written by one launch and read by the next
         assert views <= said <= 256 << 20
-    assert said < sum(lengths) * n * 4 or sum(lengths) * n * 4 < 16 << 20  # a score for each key
-
-
-BY_BLOCKS = [((1,), 1 << 20, 1, 32), ((1,) * 32, 1 << 17, 1, 16), ((4096,), 1 << 15, 4, 8)]
-
-
-@pytest.mark.parametrize(("lengths", "n", "rows", "block"), BY_BLOCKS)
-def test_scratch_of_blocks_is_what_workspace_says(lengths, n, rows, block):
-    tile = select_tile(1, 512, torch.bfloat16, pool=False)._replace(rows=rows, block=block)
-    call, batch, _ = module.specimen(lengths, n, tile=tile)
-    with recorded() as launches:
-        call()
-    said, most = workspace(batch, n, 512, None, tile), 0
-    starts = [i for i, x in enumerate(launches) if x.kernel.__name__ == "scan_kernel"] + [len(launches)]
-    for a, b in zip(starts, starts[1:], strict=False):
-        held = [x.args.get(name) for x in launches[a:b] for name in ("values", "indices", "out_values", "out_indices")]
-        most = max(most, sum(t.numel() * 4 for t in {id(t): t for t in held if t is not None}.values()) // 2)
-    assert most <= said <= 256 << 20
     assert said < sum(lengths) * n * 4 / 2  # a score for each key
 
 
@@ -345,9 +318,8 @@ def test_scratch_of_blocks_is_what_workspace_says(lengths, n, rows, block):
         (dict(format=MAIN), "packed as main"),
         (dict(dtype=torch.bfloat16, packed=False), "dtype torch.float32"),
         (dict(pool=PoolSize(8, 6)), "blocks of 6"),
-        (dict(tile=SMALL._replace(segment=112)), "segment 112"),
-        (dict(tile=SMALL._replace(block=24)), "block 24"),
-        (dict(tile=SMALL._replace(cut=Cut(16, 16, 1))), "cut width 16"),
+        (dict(tile=SMALL._replace(block=24)), "blocks of 24"),
+        (dict(k=20_000), "20000 of a row"),
     ],
 )
 def test_what_is_unsupported_is_refused(changed, message, generator, device):
