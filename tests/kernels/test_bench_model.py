@@ -166,7 +166,7 @@ def test_kernels_of_a_step_are_summed_by_who_wrote_them():
     """Names as the profiler of an H200 gives them."""
     K = breakdown.Kernel
     seen = [
-        *(K("cross", 4.0, 80), K("finish", 6.0, 80), K("combine", 8.0, 40), K("score_kernel", 3.0, 8)),
+        *(K("cross", 4.0, 80), K("finish", 6.0, 80), K("combine", 8.0, 40), K("scan_kernel", 3.0, 8)),
         K("_ZN7cutlass13device_kernelIN2at4cuda6detail25enable_3x_kernel_for_sm9xINS_4gemm6kernel1", 9.0, 120),
         K("void at::cuda::detail::prepare_grouped_gemm_data<cutlass::bfloat16_t>", 0.5, 120),
         *(K("nvjet_sm90_tst_128x32_64x10_4x1_v_bz_splitK_TNT", 2.0, 40), K("void cublasLt::splitKreduce_kernel", 1, 9)),

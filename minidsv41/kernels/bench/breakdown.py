@@ -13,7 +13,7 @@ import torch
 import minidsv41.kernels as package
 
 OPERATIONS = {  # kernel files of an operation, by how their names begin
-    "seam": ("seam", "predictor", "coefficients"),
+    "seam": ("seam", "crossing", "predictor", "coefficients"),
     "index_select": ("index_",),
     "attention": ("attention", "sparse_attention", "window_"),
     "kv_write": ("kv_write",),
