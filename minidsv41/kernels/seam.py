@@ -56,7 +56,10 @@ SOME, MANY = Tile(32, packed=True, stages=4, finish=4, early=False), Tile(64, pa
 PAIR = Tile(32, packed=True, stages=2, finish=4, early=False, ahead=512, each=64)  # two a multiprocessor
 TILES = {  # to be measured: how rows are asked for ahead of their use
     "T=4,096": [
-        *(SOME._replace(ahead=1024, each=each) for each in (1024, 32, 128)),
+        *(
+            SOME._replace(ahead=1024, each=each, early=early)
+            for each, early in ((1024, False), (1024, True), (32, False))
+        ),
         SOME._replace(ahead=2048, each=2048),
         SOME._replace(ahead=1024, each=1024, hints=False),
         PAIR._replace(splits=2, each=512),
