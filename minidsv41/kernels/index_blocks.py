@@ -57,11 +57,13 @@ class Reading(NamedTuple):
 
 def readings(n: int, k: int, pool: Pool | PoolSize | None, tile: Tile) -> list[Reading]:
     """That of blocks, unless a pool is given, and that of the keys of chosen ones: query by query, and where registers
-    are bounded, 128 keys at once."""
+    are bounded, 128 keys at once. Where k blocks have all keys, one reading leaves them all."""
     wide = dict(keys=128, registers=128) if tile.registers else {}
     again = tile._replace(rows=1, programs=tile.again, whole=False, **wide)
     if isinstance(pool, Pool):
         return [Reading(again, pool.blocks.shape[1] * pool.size, 1, 2, (k,))]
+    if not pool and n <= k * tile.block:
+        return [Reading(tile, n, 1, 1, (k,))]
     size, chosen = (pool.size, (k, pool.blocks)) if pool else (tile.block, (k,))
     return [Reading(tile, n, size, 1, chosen), Reading(again, k * size, 1, 2, (k,))]
 
@@ -78,6 +80,8 @@ def by_blocks(
         blocks, size = pool.blocks.contiguous(), pool.size
     elif pool:
         built, size = Pool(topk.new_empty(len(q), pool.blocks), pool.size), pool.size
+    elif not first:
+        blocks, size = None, 1
     for reading in first:
         for rowset, parts in reading.slices(batch):
             values, _ = scan(q, w, keys, visible, None, rowset, reading, size, parts)

@@ -2,8 +2,8 @@
 
 Four launches, or more where one program cannot choose from all (`index_cut`): scan blocks of keys, choose the best
 blocks, score their keys again, choose among them (`index_blocks`); each of the last three starts while the one before
-ends. A pool that is built is chosen from the same maxima of blocks; within a pool, its keys alone are scored. Rows of
-one sequence share every tile of keys, four at a time.
+ends. A pool that is built is chosen from the same maxima of blocks; within a pool, its keys alone are scored; so are
+all of a few. Rows of one sequence share every tile of keys, four at a time.
 Memory: n / block and 2 k * block numbers a row, block being 8 or more. Long calls go through in slices of queries
 within 256 MB.
 Floor, H200, keys of 68 B: 17 us at 1 x 1M, 67 at 32 x 128K, 533 at 32 x 1M, of reading; prefill of 4,096 x 32K 1,390 us
@@ -123,11 +123,13 @@ def specimen(
 
 IN_POOL = Pool(torch.empty(1, 2048, device="meta"), 8)
 SPECIMENS = {
+    "1 x 4K": specimen((1,), 1 << 12)[0],
     "1 x 1M": specimen((1,), 1 << 20)[0],
     "32 x 128K, pool built": specimen((1,) * 32, 1 << 17, PoolSize(2048, 8))[0],
     "32 x 128K, in a pool": specimen((1,) * 32, 1 << 17, IN_POOL)[0],
     "32 x 128K, bfloat16 keys": specimen((1,) * 32, 1 << 17, packed=False)[0],
     "prefill 4,096 x 32K": specimen((4096,), 1 << 15)[0],
+    "verify 32 x 6 x 4K": specimen((6,) * 32, 1 << 12)[0],
     "verify 32 x 6 x 128K": specimen((6,) * 32, 1 << 17)[0],
     "toy, float32": specimen((2, 2), 512, PoolSize(12, 4), heads=4, width=32, k=32, dtype=torch.float32)[0],
 }
