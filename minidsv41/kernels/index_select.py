@@ -29,7 +29,7 @@ from minidsv41.ops.select import Pool, PoolSize
 
 
 def select_tile(length: int, n: int, dtype: torch.dtype, *, packed: bool) -> Tile:
-    """For `length` queries a sequence that see n keys at most; block maxima of a long row are 32,768, or fewer."""
+    """For `length` queries a sequence that see n keys at most. Up to 1M of them leave 32,768 block maxima or fewer."""
     block = min(32, max(8, triton.next_power_of_2(n) // 32768))
     if dtype == torch.float32:
         return Tile(1, 64, block, stages=1)
