@@ -1,8 +1,4 @@
-"""The two kernels of a seam: `cross` passes over streams, `finish` adds up what several programs of a tile left.
-
-Rows are asked for in long pieces (AHEAD channels), LEAD steps before their channels are taken: memory gives a piece at
-once, and loads find it in L2.
-"""
+"""The two kernels of a seam: `cross` passes over streams, `finish` adds up what several programs of a tile left."""
 
 from __future__ import annotations
 
@@ -10,18 +6,17 @@ import triton
 import triton.language as tl
 
 from minidsv41.kernels.coefficients import apart, coefficients, held
-from minidsv41.kernels.predictor import product, turned_product, turned_token, turned_weights
+from minidsv41.kernels.predictor import product, step_weights, turned_product, turned_token, turned_weights
 from minidsv41.kernels.sinkhorn import mixed
-from minidsv41.kernels.streams import fetch_pieces, four, narrow, normal, normalise, streams, summed, updated, wide
+from minidsv41.kernels.streams import four, narrow, normal, normalise, streams, summed, updated, wide
 
 
 @triton.jit
 def cross(
     X, F, pre, post, comb, fn, new, parts, x, norm, base, scale, out_pre, out_post, out_comb, T, eps, hc_eps,
-    C: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr, EACH: tl.constexpr, LEAD: tl.constexpr,
-    SPLITS: tl.constexpr, SPLIT: tl.constexpr, PACKED: tl.constexpr, TURNED: tl.constexpr, MIX: tl.constexpr,
-    ITERS: tl.constexpr, ONCE: tl.constexpr, AGAIN: tl.constexpr, DOT: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr, BULK: tl.constexpr,
+    C: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, SPLIT: tl.constexpr,
+    PACKED: tl.constexpr, HELD: tl.constexpr, TURNED: tl.constexpr, MIX: tl.constexpr, ITERS: tl.constexpr,
+    KEEP: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     TYPE: tl.constexpr = X.dtype.element_ty
     ROWS: tl.constexpr = 64 if SPLIT else 32
@@ -34,51 +29,46 @@ def cross(
         to0, to1 = four(comb + row * 16, live, 4), four(comb + row * 16 + 1, live, 4)
         to2, to3 = four(comb + row * 16 + 2, live, 4), four(comb + row * 16 + 3, live, 4)
     first = tl.program_id(1) * PART
-    end = tl.minimum(first + PART, C)
-    if AHEAD > 0:  # at each step the next piece of some tokens, so that each has one when it needs it
-        TURNS: tl.constexpr = AHEAD // BLOCK
-        SOME: tl.constexpr = M // TURNS
-        LONG: tl.constexpr = AHEAD + LEAD * BLOCK
-        ONE: tl.constexpr = LONG if EACH == AHEAD else EACH
-        for turn in range(TURNS):
-            near = tl.minimum(end, first + (LEAD + turn) * BLOCK)
-            fetch_pieces(X, F, tl.program_id(0) * M, turn, first, near, T, C, SOME, LONG, ONE, BULK)
     if PDL and PACKED:
         tl.extra.cuda.gdc_wait()  # for the weights
     if PDL and SPLITS > 1:
         tl.extra.cuda.gdc_launch_dependents()
     products = tl.zeros([M, 32] if TURNED else [ROWS, M], tl.float32)
     squares, square = tl.zeros([M, BLOCK // 8], tl.float32), tl.zeros([M, BLOCK // 8], tl.float32)
-    for c0 in range(first, end, BLOCK):
-        if AHEAD > 0:
-            turn = (c0 - first) // BLOCK % TURNS
-            fetch_pieces(X, F, tl.program_id(0) * M, turn, c0 + LEAD * BLOCK, end, T, C, SOME, AHEAD, EACH, BULK)
+    if HELD:
+        w = step_weights(fn, first, C, BLOCK, SPLIT, PACKED)
+    for c0 in range(first, tl.minimum(first + PART, C), BLOCK):
+        if HELD:
+            later = step_weights(fn, c0 + BLOCK, C, BLOCK, SPLIT, PACKED)
         c = c0 + tl.arange(0, BLOCK)
         inside = live[:, None] & (c < C)[None, :]
         at = row[:, None] * (4 * C) + c[None, :]
-        n = streams(X + at, inside, C, ONCE)
+        n = streams(X + at, inside, C, KEEP)
         s = n
         if F is not None:
-            f = tl.load(F + row[:, None] * C + c[None, :], inside, other=0.0, eviction_policy=ONCE).to(tl.float32)
+            f = tl.load(F + row[:, None] * C + c[None, :], inside, other=0.0, eviction_policy=KEEP).to(tl.float32)
         if TURNED:
             w = turned_weights(fn, c0, C)
         if F is not None:
             n = updated(o, to0, to1, to2, to3, f, s, TYPE)
-            tl.store(new + at, n[0], inside, eviction_policy=ONCE)
-            tl.store(new + at + C, n[1], inside, eviction_policy=ONCE)
-            tl.store(new + at + 2 * C, n[2], inside, eviction_policy=ONCE)
-            tl.store(new + at + 3 * C, n[3], inside, eviction_policy=ONCE)
+            tl.store(new + at, n[0], inside, eviction_policy=KEEP)
+            tl.store(new + at + C, n[1], inside, eviction_policy=KEEP)
+            tl.store(new + at + 2 * C, n[2], inside, eviction_policy=KEEP)
+            tl.store(new + at + 3 * C, n[3], inside, eviction_policy=KEEP)
             s = wide(n)
         squares += summed(mixed(s, s))
         if MIX:
             y = narrow(mixed(p, s), TYPE)
-            tl.store(x + row[:, None] * C + c[None, :], y, inside, eviction_policy=AGAIN)
+            tl.store(x + row[:, None] * C + c[None, :], y, inside, eviction_policy="evict_last")
             y = y.to(tl.float32)
             square += summed(y * y)
         if TURNED:
             products = turned_product(w, n, products, DOT, M // 16)
+        elif HELD:
+            products = product(w, n, products, DOT, PRECISION)
+            w = later
         else:
-            products = product(fn, n, products, c0, C, BLOCK, SPLIT, PACKED, DOT, PRECISION)
+            products = product(step_weights(fn, c0, C, BLOCK, SPLIT, PACKED), n, products, DOT, PRECISION)
     k = tl.arange(0, 32)
     part = tl.program_id(1).to(tl.int64) * T
     to = parts + (part + row) * 32

@@ -33,7 +33,7 @@ TYPES = {
 }
 
 
-SINCE = {"FP8": 89, "PDL": 90, "BULK": 90}  # constexprs of kernels that say what a card can, and since which one
+SINCE = {"FP8": 89, "PDL": 90}  # constexprs of kernels that say what a card can, and since which one
 
 
 class Unsupported(ValueError):

@@ -34,8 +34,7 @@ class Tile(NamedTuple):
     packed: a small kernel parts the weights beforehand, instead of every program. finish: tokens for one of `finish`.
     early: `cross` after that small kernel, and `finish` after `cross`, start before the one before has ended.
     turned: tokens are the rows of the product and come from registers: 16 tokens a warp, 32 channels, weights as given.
-    ahead: bytes of a row that L2 is asked for ahead of loads, 0: none; each: by how many at once.
-    hints: L2 is told to keep y, and no X, F and X' where one program has all channels of its tokens.
+    held: the next weights wait in registers, so that all of the pipeline's shared memory is left to the streams.
     """
 
     tokens: int
@@ -47,25 +46,22 @@ class Tile(NamedTuple):
     finish: int = 1
     early: bool = True
     turned: bool = False
-    ahead: int = 0
-    each: int = 128
-    hints: bool = True
+    held: bool = False
 
 
 SOME, MANY = Tile(32, packed=True, stages=4, finish=4, early=False), Tile(64, packed=True, early=False)
-PAIR = Tile(32, packed=True, stages=2, finish=4, early=False, ahead=512, each=64)  # two a multiprocessor
-TILES = {  # to be measured: how rows are asked for ahead of their use
+TILES = {
     "T=4,096": [
-        *(
-            SOME._replace(ahead=1024, each=each, early=early)
-            for each, early in ((1024, False), (1024, True), (32, False))
-        ),
-        SOME._replace(ahead=2048, each=2048),
-        SOME._replace(ahead=1024, each=1024, hints=False),
-        PAIR._replace(splits=2, each=512),
+        *(SOME._replace(held=True, stages=stages) for stages in (9, 7, 6, 5)),
+        SOME._replace(held=True, stages=7, early=True),
+        SOME._replace(held=True, stages=3, channels=128),
+        Tile(64, splits=2, packed=True, stages=4, finish=4, early=False, held=True),
     ],
-    "T=32,768": [*(MANY._replace(ahead=512, each=each) for each in (512, 32)), PAIR, PAIR._replace(each=512)],
-    "T=2,048": [SOME._replace(splits=2, ahead=1024, each=each) for each in (1024, 32)],
+    "T=32,768": [
+        *(MANY._replace(held=True, stages=stages) for stages in (5, 4, 3)),
+        SOME._replace(held=True, stages=9),
+    ],
+    "T=2,048": [SOME._replace(splits=2, held=True, stages=stages) for stages in (7, 6)],
 }
 
 
@@ -153,38 +149,33 @@ class Crossed(NamedTuple):
     kept: Tensor
 
 
-def check_tile(tile: Tile, step: int) -> None:
-    """step: bytes of the channels that a program takes at once."""
+def check_tile(tile: Tile) -> None:
     where = "where tokens are rows of the product, allowed are 16 a warp, and 32 channels"
     require(not tile.turned or (tile.tokens, tile.channels) == (16 * tile.warps, 32), f"tile = {tile}: {where}")
-    right = tile.ahead % step == 0 and tile.tokens % max(1, tile.ahead // step) == 0
-    require(right, f"ahead = {tile.ahead}: allowed are divisors of the tokens, times the {step} bytes of a step")
-    require(tile.ahead % tile.each == 0, f"each = {tile.each}: allowed are divisors of ahead, {tile.ahead}")
 
 
 def crossed(X, F, pre, post, comb, into: Next, *, tile: Tile | None = None, mix: bool = True) -> Crossed:
     """`seam` on contiguous tensors, without gradients, and what is kept [T, KEPT]; without `mix` there is no x."""
     tokens, _, width = X.shape
     tile = tile or tile_for(tokens, width, X.dtype)
-    check_tile(tile, tile.channels * X.element_size())
+    check_tile(tile)
     empty = dict(dtype=torch.float32, device=X.device)
     new, x = X if F is None else torch.empty_like(X), X.new_empty(tokens, width)
     out = dict(out_pre=torch.empty(tokens, 4, **empty), out_post=torch.empty(tokens, 4, **empty))
     out["out_comb"] = torch.empty(tokens, 4, 4, **empty)
     kept = torch.empty(tokens, KEPT, **empty)
     parts = kept if tile.splits == 1 else torch.empty(tile.splits, tokens, KEPT, **empty)
-    split, bulk = X.dtype != torch.float32, starts_early(X.device)
-    packed, early = split and tile.packed, tile.early and bulk
-    once = "evict_first" if tile.hints and tile.splits == 1 else ""
+    split = X.dtype != torch.float32
+    packed, early = split and tile.packed, tile.early and starts_early(X.device)
     last = dict(x=x, norm=into.norm, base=into.base, scale=into.scale, parts=parts, **out)
     last |= dict(T=tokens, eps=into.eps, hc_eps=into.hc_eps, ITERS=into.iters, C=width, MIX=mix, PDL=early)
     launch(
         cross,
         (triton.cdiv(tokens, tile.tokens), tile.splits),
         **dict(X=X, F=F, pre=pre, post=post, comb=comb, fn=pack(into.fn) if packed else into.fn, new=new, **last),
-        **dict(M=tile.tokens, BLOCK=tile.channels, SPLITS=tile.splits, AHEAD=tile.ahead // X.element_size(), BULK=bulk),
-        **dict(EACH=tile.each // X.element_size(), LEAD=tile.stages, PACKED=packed, TURNED=split and tile.turned),
-        **dict(SPLIT=split, ONCE=once, AGAIN="evict_last" if tile.hints else "", DOT=dot_type(X.dtype)),
+        **dict(M=tile.tokens, BLOCK=tile.channels, SPLITS=tile.splits, SPLIT=split, PACKED=packed, HELD=tile.held),
+        **dict(TURNED=split and tile.turned, DOT=dot_type(X.dtype)),
+        KEEP="evict_first" if tile.splits == 1 else "",
         PRECISION="tf32" if split else "ieee",
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -215,8 +206,9 @@ def specimen(tokens: int, dtype: torch.dtype = torch.bfloat16, **choices):
 
 SPECIMENS = {
     "seam T=4096": lambda: specimen(4096),
-    "seam T=4096, pieces": lambda: specimen(4096, tile=SOME._replace(ahead=1024, each=1024)),
-    "seam T=4096, lines": lambda: specimen(4096, tile=SOME._replace(ahead=1024, each=32)),
+    "seam T=4096, held": lambda: specimen(4096, tile=SOME._replace(held=True, stages=7)),
+    "seam T=32768": lambda: specimen(32768),
+    "seam T=32768, held": lambda: specimen(32768, tile=MANY._replace(held=True, stages=4)),
     "seam T=128": lambda: specimen(128),
     "seam T=128 float32": lambda: specimen(128, torch.float32),
 }

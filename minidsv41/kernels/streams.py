@@ -9,9 +9,6 @@ from minidsv41.kernels import launch as launching
 from minidsv41.kernels.sinkhorn import mixed
 
 INTERPRETED = tl.constexpr(launching.INTERPRETED)
-ASK = "{{ .reg .pred p; setp.gt.s32 p, $2, 0; @p {}; mov.u32 $0, 0; }}"  # at $1, if its size, $2, is not 0
-LINE = tl.constexpr(ASK.format("prefetch.global.L2 [$1]"))
-PIECE = tl.constexpr(ASK.format("cp.async.bulk.prefetch.L2.global [$1], $2"))
 
 
 @triton.jit
@@ -59,41 +56,6 @@ def fetch_streams(at, C: tl.constexpr):
     fetch(at + C)
     fetch(at + 2 * C)
     fetch(at + 3 * C)
-
-
-@triton.jit
-def fetch_pieces(
-    X, F, first, turn, c0, end, T, C: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EACH: tl.constexpr,
-    BULK: tl.constexpr,
-):  # fmt: skip
-    """Ask for N channels, from c0 on but before `end`, of four streams and F to be in L2 when they are loaded.
-
-    For M tokens, those at this turn of the tile that begins with `first`. A thread asks for EACH channels, neighbours
-    for neighbours; where EACH is N, one instruction brings all of a row, on cards that can do so (BULK).
-    """
-    if not INTERPRETED:
-        THREADS: tl.constexpr = tl.extra.cuda.num_threads()
-        ROWS: tl.constexpr = 4 if F is None else 5
-        SIZE: tl.constexpr = X.dtype.element_ty.primitive_bitwidth // 8
-        ASKED: tl.constexpr = M * ROWS * (N // EACH)
-        thread = tl.arange(0, THREADS)
-        if EACH == N:  # one after the other in a warp
-            thread = thread % 32 * (THREADS // 32) + thread // 32
-        for number in tl.static_range(0, ASKED, THREADS):
-            number += thread
-            c, row = number % (N // EACH) * EACH, number // (N // EACH)
-            token, stream = row // ROWS, row % ROWS
-            step, at = C * 4, X.to(tl.int64) + (((first + token).to(tl.int64) * 4 + stream) * C + c) * SIZE
-            if F is not None:  # all this is the same at each turn
-                at = tl.where(stream == 4, F.to(tl.int64) + ((first + token).to(tl.int64) * C + c) * SIZE, at)
-                step = tl.where(stream == 4, C, C * 4)
-            at += turn * (step * (M * SIZE)) + c0 * SIZE
-            there = (number < ASKED) & (token < T - first - turn * M)
-            size = tl.where(there, tl.minimum(EACH * SIZE, (end - c0) * SIZE - c * SIZE), 0)
-            if EACH < N:
-                tl.inline_asm_elementwise(LINE, "=r,l,r", [at, size], tl.int32, False, 1)
-            elif BULK:
-                tl.inline_asm_elementwise(PIECE, "=r,l,r", [at & -16, size], tl.int32, False, 1)
 
 
 @triton.jit
