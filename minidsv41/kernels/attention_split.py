@@ -33,26 +33,11 @@ class Tile(NamedTuple):
     warps: int = 8
     stages: int = 1
     rows: int = 4  # heads that one program of `combine` takes
-    ahead: bool = False  # codes of the next tile wait in registers
+    ahead: bool = False  # codes of the next tile wait in registers; each thread finds those of the first one itself
     early: bool = True  # programs start while the kernel before them still ends, and wait for it then
-    spread: bool = False  # tiles of the window, which take longer, go to different parts
-    direct: bool = False  # of the first tile ahead, each thread finds the rows that it fetches itself
 
 
 PROGRAMS = 128  # fewer queries than this are split over programs
-TILES = {  # worth timing on a new card
-    "steps": [
-        *(
-            Tile(64, 64, 4, ahead=True, rows=2, spread=s, direct=d)
-            for s, d in ((True, True), (True, False), (False, True))
-        ),
-        *(Tile(64, 64, 4, ahead=True, rows=rows, spread=True, direct=True) for rows in (4, 1)),
-        Tile(64, 64, 4, ahead=True),
-        Tile(64, 32, 4, ahead=True, rows=2, spread=True, direct=True),
-        *(Tile(64, 64, 10, ahead=True, rows=rows, direct=d) for rows in (1, 2) for d in (True, False)),
-    ],
-    "prompts": [Tile(64, 128), Tile(64, 128, ahead=True), Tile(64, 128, ahead=True, direct=True)],
-}
 
 
 def tile_for(
@@ -74,7 +59,7 @@ def tile_for(
         tile = Tile(min(32, max(16, triton.next_power_of_2(heads))), 32, warps=8 if heads > 16 else 4)
     programs = max(1, tokens * triton.cdiv(heads, tile.heads))
     splits = max(1, min(PROGRAMS // programs, keys // tile.keys))
-    return tile._replace(splits=splits, rows=1 if tokens < 32 else 2 if tokens < 64 else 4)
+    return tile._replace(splits=splits, rows=1 if tokens < 64 else 4)
 
 
 def attend(
@@ -110,7 +95,7 @@ def attend(
         **arguments("entry", window if entries is None else entries),
         **shared | turn,
         **dict(W=span.width, K=k, N=tile.keys, HEADS=tile.heads, SPLITS=tile.splits, STAGES=tile.stages, **several),
-        **dict(AHEAD=ahead, RUNS=runs, PDL=early, SPREAD=tile.spread, DIRECT=tile.direct),
+        **dict(AHEAD=ahead, RUNS=runs, PDL=early),
         num_warps=tile.warps,
         num_stages=tile.stages,
         early=early,
@@ -138,7 +123,7 @@ def by_query(
     W: tl.constexpr, K: tl.constexpr, N: tl.constexpr, HEADS: tl.constexpr, SPLITS: tl.constexpr,
     PAIRS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr, PACKED: tl.constexpr,
     NEAR: tl.constexpr, FAR: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, RUNS: tl.constexpr,
-    PDL: tl.constexpr, SPREAD: tl.constexpr, DIRECT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -147,27 +132,21 @@ def by_query(
     WINDOW: tl.constexpr = (W + N - 1) // N
     TILES: tl.constexpr = WINDOW + (K + N - 1) // N
     start, stop = split * TILES // SPLITS, (split + 1) * TILES // SPLITS
-    if SPREAD:  # of TILES places, every TILES / WINDOW-th holds one of the window
-        near0, near1 = (start * WINDOW + TILES - 1) // TILES, (stop * WINDOW + TILES - 1) // TILES
-        far0, far1 = WINDOW + start - near0, WINDOW + stop - near1
-    else:
-        near0, far1 = start, stop
-        far0 = tl.minimum(tl.maximum(start, WINDOW), stop)
-        near1 = far0
+    between = tl.minimum(tl.maximum(start, WINDOW), stop)
     rows += (token * tl.num_programs(1) + tl.program_id(1)) * (TILES * N)
     s, begin, end = tl.load(seq + token), tl.load(first + token), tl.load(last + token)
     near = tl.arange(0, NEAR)
-    own_near = (near >= near0 * N) & (near < near1 * N)
+    own_near = (near >= start * N) & (near < between * N)
     index = end - (W - 1) + near
     index = tl.where(own_near & (near < W) & (index >= begin), index, -1)
     if K > 0:
         far = WINDOW * N + tl.arange(0, FAR)
-        own_far = (far >= far0 * N) & (far < far1 * N)
+        own_far = (far >= between * N) & (far < stop * N)
         chosen = tl.load(topk + token * K - WINDOW * N + far, own_far & (far < WINDOW * N + K), other=-1)
     words, pairs = 0, 0
-    if AHEAD and DIRECT:
-        key = (far0 - WINDOW) * N + tl.arange(0, N)
-        key = tl.load(topk + token * K + key, (key < K) & (far0 < far1), other=-1)
+    if AHEAD:
+        key = (between - WINDOW) * N + tl.arange(0, N)
+        key = tl.load(topk + token * K + key, (key < K) & (between < stop), other=-1)
         row = located(entry_table, entry_pages, entry_page, s, key)
         words, pairs = fetch_words(entry_data, entry_scales, row, HALF)
     head = head0 + tl.arange(0, HEADS)
@@ -186,11 +165,8 @@ def by_query(
     total = tl.where(tl.arange(0, 8) == 0, own, 0.0)[None, :].broadcast_to(HEADS, 8).reshape(HEADS, 2, 4)
     acc = tl.zeros([HEADS, 2 * HALF], tl.float32)
     tl.debug_barrier()
-    if AHEAD and not DIRECT:
-        row = tl.load(rows + far0 * N + tl.arange(0, N), far0 < far1, other=-1)
-        words, pairs = fetch_words(entry_data, entry_scales, row, HALF)
     m, total, acc = over_tiles(
-        queries, rows, near0, near1, window_data, window_scales, 0, 0, lowest, m, total, acc, D, HALF, N,
+        queries, rows, start, between, window_data, window_scales, 0, 0, lowest, m, total, acc, D, HALF, N,
         WINDOW_FORMAT, PRECISION, FP8, PACKED, STAGES, RUNS, False,
     )  # fmt: skip
     NEAR_UNIT: tl.constexpr = UNIT if PACKED and WINDOW_FORMAT == "main" else 1.0
@@ -198,7 +174,7 @@ def by_query(
     if K > 0:
         acc *= NEAR_UNIT / FAR_UNIT
         m, total, acc = over_tiles(
-            queries, rows, far0, far1, entry_data, entry_scales, words, pairs, lowest, m, total, acc, D, HALF, N,
+            queries, rows, between, stop, entry_data, entry_scales, words, pairs, lowest, m, total, acc, D, HALF, N,
             ENTRY_FORMAT, PRECISION, FP8, PACKED, STAGES, RUNS, AHEAD,
         )  # fmt: skip
     total = tl.sum(tl.sum(total, 2), 1)

@@ -55,9 +55,9 @@ def test_odd_sizes_are_padded(heads, width, dims, window, k, device):
 
 
 @pytest.mark.parametrize(("splits", "window", "k"), [(2, 16, 19), (3, 40, 19), (4, 40, 64), (10, 20, 100)])
-def test_tiles_of_the_window_may_go_to_different_parts(splits, window, k, device):
+def test_parts_may_begin_anywhere(splits, window, k, device):
     x = Problem([2], starts=[90], window=window, k=k, device=device)
-    tile = SMALL._replace(splits=splits, spread=True)
+    tile = SMALL._replace(splits=splits)
     out, lse = sparse_attention(*x.given, with_lse=True, tile=tile)
     want, want_lse = x.exact()
     assert distance(out, want) < TOLERANCE[torch.float32]
@@ -65,13 +65,12 @@ def test_tiles_of_the_window_may_go_to_different_parts(splits, window, k, device
     assert torch.equal(sparse_attention(*x.given, tile=tile), out)  # without lse
 
 
-def test_each_thread_may_find_the_rows_of_the_first_tile_itself(device):
+@pytest.mark.parametrize(("splits", "rows"), [(4, 1), (5, 2)])
+def test_codes_of_the_next_tile_may_wait_in_registers(splits, rows, device):
     shape = dict(heads=64, width=512, window=128, k=512, page=64, dims=64)
     x = Problem([1], starts=[900], **shape, dtype=torch.bfloat16, device=device)
-    for spread, direct in ((False, True), (True, True)):
-        tile = Tile(64, 64, 4, rows=2, ahead=True, spread=spread, direct=direct)
-        out = sparse_attention(*x.given, rotation=x.float_rotation(), tile=tile)
-        assert distance(out, x.turned_back(x.exact()[0])) < TOLERANCE[torch.bfloat16]
+    out = sparse_attention(*x.given, rotation=x.float_rotation(), tile=Tile(64, 64, splits, rows=rows, ahead=True))
+    assert distance(out, x.turned_back(x.exact()[0])) < TOLERANCE[torch.bfloat16]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
