@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from minidsv41.kernels.coefficients import apart, coefficients, held
-from minidsv41.kernels.predictor import product, step_weights, turned_product, turned_token, turned_weights
+from minidsv41.kernels.predictor import product, turned_product, turned_token, turned_weights
 from minidsv41.kernels.sinkhorn import mixed
 from minidsv41.kernels.streams import four, narrow, normal, normalise, streams, summed, updated, wide
 
@@ -15,7 +15,7 @@ from minidsv41.kernels.streams import four, narrow, normal, normalise, streams, 
 def cross(
     X, F, pre, post, comb, fn, new, parts, x, norm, base, scale, out_pre, out_post, out_comb, T, eps, hc_eps,
     C: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, SPLIT: tl.constexpr,
-    PACKED: tl.constexpr, HELD: tl.constexpr, TURNED: tl.constexpr, MIX: tl.constexpr, ITERS: tl.constexpr,
+    PACKED: tl.constexpr, TURNED: tl.constexpr, MIX: tl.constexpr, ITERS: tl.constexpr,
     KEEP: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     TYPE: tl.constexpr = X.dtype.element_ty
@@ -35,11 +35,7 @@ def cross(
         tl.extra.cuda.gdc_launch_dependents()
     products = tl.zeros([M, 32] if TURNED else [ROWS, M], tl.float32)
     squares, square = tl.zeros([M, BLOCK // 8], tl.float32), tl.zeros([M, BLOCK // 8], tl.float32)
-    if HELD:
-        w = step_weights(fn, first, C, BLOCK, SPLIT, PACKED)
     for c0 in range(first, tl.minimum(first + PART, C), BLOCK):
-        if HELD:
-            later = step_weights(fn, c0 + BLOCK, C, BLOCK, SPLIT, PACKED)
         c = c0 + tl.arange(0, BLOCK)
         inside = live[:, None] & (c < C)[None, :]
         at = row[:, None] * (4 * C) + c[None, :]
@@ -64,11 +60,8 @@ def cross(
             square += summed(y * y)
         if TURNED:
             products = turned_product(w, n, products, DOT, M // 16)
-        elif HELD:
-            products = product(w, n, products, DOT, PRECISION)
-            w = later
         else:
-            products = product(step_weights(fn, c0, C, BLOCK, SPLIT, PACKED), n, products, DOT, PRECISION)
+            products = product(fn, n, products, c0, C, BLOCK, SPLIT, PACKED, DOT, PRECISION)
     k = tl.arange(0, 32)
     part = tl.program_id(1).to(tl.int64) * T
     to = parts + (part + row) * 32

@@ -21,31 +21,22 @@ from torch import Tensor
 
 from minidsv41.formats import INDEX
 from minidsv41.kernels.index_blocks import by_blocks, readings
-from minidsv41.kernels.index_cut import Cut
 from minidsv41.kernels.index_tile import Tile, runs
 from minidsv41.kernels.launch import require
 from minidsv41.ops.rows import Batch, Rows
 from minidsv41.ops.select import Pool, PoolSize
 
 
-def select_tile(length: int, n: int, dtype: torch.dtype, *, packed: bool) -> Tile:
-    """For `length` queries a sequence that see n keys at most. Up to 1M of them leave 32,768 block maxima or fewer."""
+def select_tile(length: int, n: int, dtype: torch.dtype) -> Tile:
+    """For `length` queries a sequence that see n keys at most; several leave 32,768 block maxima each, or fewer."""
     block = min(32, max(8, triton.next_power_of_2(n) // 32768))
     if dtype == torch.float32:
         return Tile(1, 64, block, stages=1)
     if length == 1:
-        if packed and n <= 1 << 18:
-            return Tile(1, 64, block, programs=792, registers=80, whole=True)
-        return Tile(1, 128, block, registers=128, whole=True)
+        return Tile(1, 128, 16, registers=128, whole=True)
     if length < 20 and length % 4 in (1, 2):  # four at a time would leave too many places empty
         return Tile(2, 64, block, programs=1584, registers=128, whole=True)
     return Tile(4, 64, block, programs=5120, registers=168, whole=True)
-
-
-WIDE = Tile(1, 128, 16, registers=128, whole=True)
-TILES = {  # what a sweep tries beside what is chosen
-    "one query": [WIDE, WIDE._replace(cut=Cut(16384)), WIDE._replace(block=8), WIDE._replace(block=32)],
-}
 
 
 def workspace(batch: Batch, n: int, k: int, pool: Pool | PoolSize | None, tile: Tile) -> int:
@@ -86,7 +77,7 @@ def index_select(
 
     Scores are summed in float32. Keys plain (of q's dtype) or packed as `formats.INDEX`. Raises Unsupported.
     """
-    tile = tile or select_tile(max(batch.lengths, default=0), n, q.dtype, packed=keys.format is not None)
+    tile = tile or select_tile(max(batch.lengths, default=0), n, q.dtype)
     check(q, keys, pool, tile, k)
     return by_blocks(q, w, keys, visible.contiguous(), k, pool, batch, n, tile)
 
@@ -111,7 +102,7 @@ def specimen(
         pool = Pool(made(rows, *pool.blocks.shape[1:], dtype=torch.int64), pool.size)
     batch = Batch(made(rows, dtype=torch.int64), (0,) * len(lengths), lengths)
     q, w, visible = made(rows, heads, width), made(rows, heads), made(rows, dtype=torch.int64)
-    own = tile or select_tile(max(lengths), n, dtype, packed=packed)
+    own = tile or select_tile(max(lengths), n, dtype)
     return partial(index_select, q, w, keys, visible, k, pool, batch=batch, n=n, tile=tile), batch, own
 
 

@@ -55,21 +55,19 @@ def weights(at, inside, WIDE: tl.constexpr, SPLIT: tl.constexpr, PACKED: tl.cons
 
 
 @triton.jit
-def step_weights(fn, c0, C: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr, PACKED: tl.constexpr):
-    """Rows of the product for N channels, from c0 on, of all four streams."""
-    column = tl.arange(0, 4 * N)
-    c = c0 + tl.max_contiguous(tl.multiple_of(column % N, 8), 8)
-    return weights(fn + column // N * C + c, c < C, 4 * C, SPLIT, PACKED)
-
-
-@triton.jit
-def product(w, s, total, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """Add to total [rows, tokens]: weights of some channels times these channels of four streams s [tokens, N].
+def product(
+    fn, s, total, c0, C: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr, PACKED: tl.constexpr, DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add to total [rows, tokens]: predictor weights times N channels, from c0 on, of four streams s [tokens, N].
 
     All four in one product: the threads of a program wait for each other once.
     """
+    column = tl.arange(0, 4 * N)
+    c = c0 + tl.max_contiguous(tl.multiple_of(column % N, 8), 8)
+    w = weights(fn + column // N * C + c, c < C, 4 * C, SPLIT, PACKED)
     x = tl.join(tl.join(s[0].to(DOT), s[2].to(DOT)), tl.join(s[1].to(DOT), s[3].to(DOT)))
-    x = x.permute(0, 2, 3, 1).reshape(x.shape[0], 4 * s[0].shape[1])
+    x = x.permute(0, 2, 3, 1).reshape(x.shape[0], 4 * N)
     return tl.dot(w.to(DOT), x.T, total, input_precision=PRECISION)
 
 

@@ -34,7 +34,6 @@ class Tile(NamedTuple):
     packed: a small kernel parts the weights beforehand, instead of every program. finish: tokens for one of `finish`.
     early: `cross` after that small kernel, and `finish` after `cross`, start before the one before has ended.
     turned: tokens are the rows of the product and come from registers: 16 tokens a warp, 32 channels, weights as given.
-    held: the next weights wait in registers, so that all of the pipeline's shared memory is left to the streams.
     """
 
     tokens: int
@@ -46,23 +45,6 @@ class Tile(NamedTuple):
     finish: int = 1
     early: bool = True
     turned: bool = False
-    held: bool = False
-
-
-SOME, MANY = Tile(32, packed=True, stages=4, finish=4, early=False), Tile(64, packed=True, early=False)
-TILES = {
-    "T=4,096": [
-        *(SOME._replace(held=True, stages=stages) for stages in (9, 7, 6, 5)),
-        SOME._replace(held=True, stages=7, early=True),
-        SOME._replace(held=True, stages=3, channels=128),
-        Tile(64, splits=2, packed=True, stages=4, finish=4, early=False, held=True),
-    ],
-    "T=32,768": [
-        *(MANY._replace(held=True, stages=stages) for stages in (5, 4, 3)),
-        SOME._replace(held=True, stages=9),
-    ],
-    "T=2,048": [SOME._replace(splits=2, held=True, stages=stages) for stages in (7, 6)],
-}
 
 
 def tile_for(tokens: int, width: int, dtype: torch.dtype) -> Tile:
@@ -77,9 +59,9 @@ def tile_for(tokens: int, width: int, dtype: torch.dtype) -> Tile:
     if tokens <= 128:
         return Tile(64, 32, splits=triton.cdiv(width, 32), warps=4, stages=1, finish=2, turned=True)
     if tokens > 8192:
-        return MANY
+        return Tile(64, packed=True, early=False)
     splits = max(1, min(128 // triton.cdiv(tokens, 32), blocks))
-    return SOME._replace(splits=splits, stages=3 if tokens <= 512 else 4)
+    return Tile(32, splits=splits, packed=True, stages=3 if tokens <= 512 else 4, finish=4, early=False)
 
 
 def seam(
@@ -173,7 +155,7 @@ def crossed(X, F, pre, post, comb, into: Next, *, tile: Tile | None = None, mix:
         cross,
         (triton.cdiv(tokens, tile.tokens), tile.splits),
         **dict(X=X, F=F, pre=pre, post=post, comb=comb, fn=pack(into.fn) if packed else into.fn, new=new, **last),
-        **dict(M=tile.tokens, BLOCK=tile.channels, SPLITS=tile.splits, SPLIT=split, PACKED=packed, HELD=tile.held),
+        **dict(M=tile.tokens, BLOCK=tile.channels, SPLITS=tile.splits, SPLIT=split, PACKED=packed),
         **dict(TURNED=split and tile.turned, DOT=dot_type(X.dtype)),
         KEEP="evict_first" if tile.splits == 1 else "",
         PRECISION="tf32" if split else "ieee",
@@ -206,9 +188,6 @@ def specimen(tokens: int, dtype: torch.dtype = torch.bfloat16, **choices):
 
 SPECIMENS = {
     "seam T=4096": lambda: specimen(4096),
-    "seam T=4096, held": lambda: specimen(4096, tile=SOME._replace(held=True, stages=7)),
-    "seam T=32768": lambda: specimen(32768),
-    "seam T=32768, held": lambda: specimen(32768, tile=MANY._replace(held=True, stages=4)),
     "seam T=128": lambda: specimen(128),
     "seam T=128 float32": lambda: specimen(128, torch.float32),
 }

@@ -78,7 +78,6 @@ CASES = {
     "streams up to date": (18, 128, False, WIDE),
     "up to date, in parts": (18, 128, False, WIDE._replace(splits=2, finish=16)),
     "as chosen for its shape": (3, 64, True, None),
-    "weights held": (37, 80, True, WIDE._replace(channels=32, held=True)),
 }
 
 
@@ -101,8 +100,6 @@ PAIRS = {
     "tokens as rows of the product": (70, 80, True, TURNED),
     "tokens as rows, in parts": (70, 80, True, TURNED._replace(splits=2, finish=16)),
     "tokens as rows, streams up to date": (70, 64, False, TURNED),
-    "weights held": (39, 208, True, WIDE._replace(held=True, packed=True)),
-    "weights held, in parts": (39, 208, False, WIDE._replace(held=True, splits=2, finish=16)),
 }
 
 
