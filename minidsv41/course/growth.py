@@ -38,10 +38,18 @@ def steps() -> Steps:
 def prompts() -> list[dict[str, Any]]:
     """Prompts that were taken in, each with its seconds and the bytes that a token left.
 
-    Where kernels were compiled meanwhile, or nobody looked whether they were, the seconds say nothing of the prompt.
+    Where nobody looked whether kernels were compiled meanwhile, the seconds say nothing of the prompt.
     """
     rows = found["results"]["prefill"] if (found := from_gpu(RECORD)) else []
-    return [row for row in rows if "stopped_after" not in row and row.get("compiled_during") == 0]
+    return [row for row in rows if "stopped_after" not in row and "compiled_during" in row]
+
+
+def taken(prompt: dict[str, Any]) -> str:
+    """A prompt, to be read; what was compiled meanwhile is in its seconds."""
+    most = "at most " if prompt["compiled_during"] else ""
+    times = f"{prompt['seconds']:.1f} s, {prompt['tokens_per_second']:,.0f} tokens/s"
+    said = f"{times}{' or more, for a kernel was compiled meanwhile' if most else ''}"
+    return f"prompt of {prompt['tokens']:,}: {most}{said}; {prompt['bytes_per_token']:.0f} B a token"
 
 
 def lines(found: Steps) -> Iterator[str]:

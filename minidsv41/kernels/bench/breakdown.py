@@ -65,7 +65,7 @@ def summed(kernels: Iterable[Kernel]) -> dict[str, dict[str, float]]:
 
 def breakdown(run: Callable[[], Any]) -> dict[str, dict[str, float]]:
     """`summed` of one run on the GPU, as its profiler sees it. Kernels that overlap count in full."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as seen:
         run()
         torch.cuda.synchronize()
     found = (e for e in seen.key_averages() if e.self_device_time_total > 0)

@@ -71,5 +71,5 @@ def line(row: dict[str, Any]) -> str:
     if "failed" in row:
         return f"{kind}: {row['failed']}"
     graph = "in a graph" if row["captured"] else "not in a graph"
-    added = f"+{row['added_us']:.1f} us (floor {row['added_floor_us']:.1f}), growth {row['growth']:.3f}"
+    added = f"{row['added_us']:+.1f} us (floor {row['added_floor_us']:.1f}), growth {row['growth']:.3f}"
     return f"{kind} {row['us']['median']:10.1f} us {graph}, {added}"
