@@ -353,6 +353,21 @@ def test_the_shipped_steps_keep_890_bytes_a_token():
     assert all(step["finite"] for own in growth.steps().values() for step in own.values())
 
 
+def test_what_lesson_12_says_of_a_step_follows_from_the_record():
+    shipped(growth.RECORD)
+    kinds = ((1, 1, True), (32, 1, True), (32, 1, False))
+    steps = [growth.steps()[growth.Kind(*kind, "packed")] for kind in kinds]
+    one, many, free = (own[2**20] for own in steps)
+    assert one["growth"] < 1.015 and 1.1 < many["growth"] < 1.125  # 1 %, a ninth; FLOP: 1.25
+    assert free["added_us"] > 2 * many["added_us"]
+    assert all(abs(steps[0][n]["added_us"]) < one["added_us"] for n in (2**15, 2**17))  # lost in the spread
+    before, after = (steps[1][n]["kernels"] for n in (4096, 2**20))
+    assert after["small"]["launches"] > 3000 and all(
+        after[name]["us"] < 1.05 * before[name]["us"] for name in after.keys() - {"index_select"}
+    )
+    assert after["index_select"]["us"] > 10 * before["index_select"]["us"]
+
+
 def test_a_gpu_absorbs_for_one_query():
     found = shipped("bench_absorption_gpu")
     assert (found["settings"]["heads"], found["settings"]["device"]) == (128, "cuda")

@@ -16,8 +16,9 @@ from minidsv41.kernels.bench import model as bench
 from minidsv41.kernels.bench.ahead import Call
 from minidsv41.kernels.bench.clock import compiling
 from minidsv41.kernels.compiled import specimens
+from minidsv41.kernels.index_select import IN_POOL, specimen
 from minidsv41.kernels.launch import capability, recorded
-from minidsv41.ops import twins
+from minidsv41.ops import Pool, PoolSize, twins
 from tests.tiny import TINY
 
 SMALL = replace(TINY, candidate_block_size=4)
@@ -61,6 +62,21 @@ def test_all_that_a_run_launches_is_known_before(small, monkeypatch):
     assert not said
     found = launched(RUN, monkeypatch)
     assert len(found) > 20 and not found - before
+
+
+@pytest.mark.parametrize("ratio", [1, 2])
+@pytest.mark.parametrize("pool", [None, PoolSize(2048, 8), IN_POOL], ids=["no pool", "pool built", "in a pool"])
+def test_no_chunk_between_those_rehearsed_chooses_by_a_kernel_of_its_own(ratio: int, pool: Pool | PoolSize | None):
+    length, chunk = (1 << 20) - 7, bench.ModelBench().chunk
+
+    def at(start: int) -> set[tuple[str, str, str]]:
+        end = min(start + chunk, length)
+        with recorded((9, 0)) as launches:
+            specimen((end - start,), end // ratio, pool)[0]()
+        return keys(launches)
+
+    known = set[tuple[str, str, str]]().union(*map(at, rehearsal.starts(length, chunk)))
+    assert not [start // chunk for start in range(0, length, chunk) if at(start) - known]
 
 
 def test_what_cannot_be_rehearsed_is_named_and_the_rest_goes_on(small, monkeypatch):
