@@ -26,6 +26,7 @@ SPILLED = {  # bytes of the stack, where a few values are kept outside of the re
     ("attention_backward", "by_query"): 56,
     ("attention_backward", "by_key"): 16,
     ("gated_delta", "walk"): 16,
+    ("index_select", "scan_kernel"): 8,
     ("index_select", "cut_kernel"): 8,
     ("sparse_attention", "by_query"): 96,
     ("window_attention", "runs"): 88,
