@@ -9,6 +9,7 @@ Memory: one number a block, of each row, and two for each key that is scored aga
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -74,6 +75,7 @@ def by_blocks(
 ) -> tuple[Tensor, Pool | None]:  # fmt: skip
     """Chosen keys topk [T, k], and the pool in force. Until its keys are chosen, topk has the numbers of blocks."""
     *first, last = readings(n, k, pool, tile)
+    q, w, keys = q.contiguous(), w.contiguous(), replace(keys, table=keys.table.contiguous())  # once, and first
     topk = torch.empty(len(q), k, dtype=torch.int64, device=q.device)
     built, blocks, size = pool, topk, tile.block
     if isinstance(pool, Pool):
@@ -84,38 +86,41 @@ def by_blocks(
         blocks, size = None, 1
     for reading in first:
         for rowset, parts in reading.slices(batch):
-            values, _ = scan(q, w, keys, visible, None, rowset, reading, size, parts)
-            given = dict(cut=tile.cut, visible=visible, size=size, raw=True, more=True)
+            values, _ = scan(q, w, keys, visible, None, rowset, reading, size, parts, early=False)
+            given = dict(cut=tile.cut, visible=visible, size=size, more=True)
             if built:
                 merge(values, None, built.blocks, rowset, newest=True, **given)
             merge(values, None, topk, rowset, **given)
             del values  # before the next are made
     for rowset, parts in last.slices(batch):
-        values, indices = scan(q, w, keys, visible, blocks, rowset, last, size, parts)
-        merge(values, indices, topk, rowset, cut=tile.cut, visible=visible, raw=True)
+        values, indices = scan(q, w, keys, visible, blocks, rowset, last, size, parts, early=bool(first))
+        merge(values, indices, topk, rowset, cut=tile.cut, visible=visible)
         del values, indices
     return topk, built
 
 
 def scan(
     q: Tensor, w: Tensor, keys: Rows, visible: Tensor, blocks: Tensor | None, rowset: Rowset, reading: Reading,
-    size: int, parts: int,
+    size: int, parts: int, *, early: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Maxima [slots, width] of blocks of a row's keys; or, with chosen blocks, scores of each of their keys, and where
-    they lie. Both are the bits of float32."""
+    they lie. Both are the bits of float32.
+
+    early: only after launches of this file, since it reads queries, and the cut what is visible, before it waits.
+    """
     width = reading.width
     out = torch.empty(reading.numbers, rowset.slots, width, dtype=torch.int32, device=q.device)
     indices = None if blocks is None else out[1]
     launch(
         scan_kernel,
         (rowset.groups, parts),
-        **dict(q=q.contiguous(), w=w.contiguous(), words=keys.data.view(torch.int32) if keys.format else keys.data),
-        **dict(scales=keys.scales, table=keys.table.contiguous(), pages=keys.table.shape[1], page=keys.page),
+        **dict(q=q, w=w, words=keys.data.view(torch.int32) if keys.format else keys.data),
+        **dict(scales=keys.scales, table=keys.table, pages=keys.table.shape[1], page=keys.page),
         **dict(visible=visible, blocks=blocks, n_blocks=0 if blocks is None else blocks.shape[1]),
         **dict(values=out[0], indices=indices, width=width, seq0=rowset.seq0, SIZE=size, B=reading.size),
         **rowset.numbers(),
         **constants(*q.shape[1:], keys, q.dtype, reading.tile, within=blocks is not None),
-        early=blocks is not None and starts_early(q.device),
+        early=early and starts_early(q.device),
         **options(reading.tile),
     )
     return out[0], indices

@@ -129,16 +129,16 @@ def cut_bytes(width: int, k: int, cut: Cut) -> int:
 
 def merge(
     values: Tensor, indices: Tensor | None, chosen: Tensor, rowset: Rowset, *, cut: Cut, visible: Tensor | None = None,
-    size: int = 1, raw: bool = False, newest: bool = False, more: bool = False,
+    size: int = 1, newest: bool = False, more: bool = False,
 ) -> None:  # fmt: skip
     """Write chosen [T, k] (ascending, -1 padded) for the rows of a rowset.
 
-    values [slots, width], width a multiple of 4; indices: the same, or None for the place itself. visible [T]: only
-    the first ceil(visible / size) places count. raw: values are the bits of float32, not ordered. newest: the last
-    that counts is chosen, whatever it is. more: what is chosen is for a kernel that starts early.
+    values [slots, width], the bits of float32, width a multiple of 4; indices: the same, or None for the place itself.
+    visible [T]: only the first ceil(visible / size) places count. newest: the last that counts is chosen, whatever it
+    is. more: what is chosen is for a kernel that starts early.
     """
     k = chosen.shape[1]
-    (slots, width), early = values.shape, starts_early(values.device)
+    (slots, width), early, raw = values.shape, starts_early(values.device), True
     for taken, parts in cut_levels(width, k, cut):
         final = parts == 1
         to = None if final else values.new_empty(2, slots, parts, k)

@@ -14,11 +14,7 @@ import triton.language as tl  # noqa: E402
 
 from minidsv41 import ops  # noqa: E402
 from minidsv41.formats import E2M1, INDEX, MAIN  # noqa: E402
-from minidsv41.kernels import (
-    index_cut,  # noqa: E402
-    index_keys,  # noqa: E402
-    index_tile,  # noqa: E402
-)
+from minidsv41.kernels import index_blocks, index_keys, index_tile  # noqa: E402
 from minidsv41.kernels import index_select as module  # noqa: E402
 from minidsv41.kernels.bench import index_select as bench  # noqa: E402
 from minidsv41.kernels.index_cut import Cut, Rowset, merge  # noqa: E402
@@ -146,8 +142,7 @@ def test_the_assembly_decodes_as_formats_do(scale, generator, device):
 def test_the_merge_keeps_the_lowest_of_equals(n, k, spread, generator, device):
     x = whole(generator, device, -spread, spread + 1, 3, n)
     x[0, ::3], x[1], x[2, ::2] = -torch.inf, -torch.inf, -0.0
-    bits = torch.where(x == 0, 0.0, x).view(torch.int32)
-    values = torch.nn.functional.pad(bits ^ ((bits >> 31) & 0x7FFFFFFF), (0, -n % 4), value=index_cut.NONE.value)
+    values = torch.nn.functional.pad(x, (0, -n % 4), value=-torch.inf).view(torch.int32)
     for cut in (Cut(512, 1), Cut(128, 1)):
         chosen = torch.empty(3, k, dtype=torch.int64, device=device)
         merge(values, None, chosen, Rowset(0, 0, 3, 0, 3, 1), cut=cut)
@@ -280,6 +275,21 @@ def test_slices_of_queries_change_nothing(pool, generator, device, monkeypatch):
     got, built = index_select(q, w, keys, visible, 24, pool, batch=batch, n=200, tile=tile)
     want, wanted = plain(q, w, keys, visible, 24, pool, batch, 200)
     assert torch.equal(got, want) and (pool is None or torch.equal(built.blocks, wanted.blocks))
+
+
+@pytest.mark.parametrize("pool", [None, PoolSize(6, 8), Pool(torch.zeros(8, 6, dtype=torch.int64), 8)])
+def test_what_others_wrote_is_not_read_before_it_is_there(pool, generator, device, monkeypatch):
+    """A scan asks for queries before it waits, and lets a cut ask for what is visible: the call's first waits first."""
+    q, w, keys, visible, batch = problem(generator, device, (5, 3), 200, 4, 32)
+    q = q.transpose(0, 1).contiguous().transpose(0, 1)  # copied, but not between two launches
+    monkeypatch.setattr(index_tile, "WORKSPACE", 700)
+    monkeypatch.setattr(index_blocks, "starts_early", lambda device: True)
+    with recorded() as launches:
+        index_select(q, w, keys, visible, 24, pool, batch=batch, n=200, tile=SMALL)
+    scans = [call for call in launches if call.kernel.__name__ == "scan_kernel"]
+    later = [call.args["blocks"] is not None and not isinstance(pool, Pool) for call in scans]
+    assert len(scans) >= 8 and ["launch_pdl" in call.options for call in scans] == later
+    assert {id(call.args["q"]) for call in scans} == {id(scans[0].args["q"])}
 
 
 RELEASED = {
