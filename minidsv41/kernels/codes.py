@@ -1,4 +1,4 @@
-"""Small floats inside kernels: decode and encode E2M1, E4M3 and UE8M0 (`formats` has the plain versions).
+"""Small floats inside kernels: decode E2M1, E4M3 and UE8M0, encode the last two (`formats` has the plain versions).
 
 Integer arithmetic works on every card and in the interpreter; FP8 asks a card that has E4M3 (sm_89 on) to do it.
 """
@@ -39,16 +39,6 @@ def ue8m0_decode(codes):
 def round_half_even(x):
     """float32 of magnitude below 2**22 -> nearest whole number, ties to even."""
     return (x + 12582912.0) - 12582912.0
-
-
-@triton.jit
-def e2m1_encode(x):
-    """float32, already divided by its scale -> 4-bit codes as uint8: nearest, ties to the even code, saturating."""
-    a = tl.abs(x)
-    code = (a > 0.25).to(tl.uint8) + (a >= 0.75).to(tl.uint8) + (a > 1.25).to(tl.uint8) + (a >= 1.75).to(tl.uint8)
-    code += (a > 2.5).to(tl.uint8) + (a >= 3.5).to(tl.uint8) + (a > 5.0).to(tl.uint8)
-    sign = (x.to(tl.int32, bitcast=True) >> 28) & 8
-    return code | sign.to(tl.uint8)
 
 
 @triton.jit

@@ -35,7 +35,7 @@ class Tile(NamedTuple):
     early: bool = False  # programs start while the kernel before them still ends, and wait for it then
 
 
-def tile_of(rows: int, form: Format = MAIN) -> Tile:
+def tile_of(form: Format) -> Tile:
     """Twice the bytes of main rows go out of a window's: small programs overlap packing and storing better."""
     return Tile() if form is WINDOW else Tile(4, 2, early=True)
 
@@ -73,10 +73,11 @@ def kv_write(
     require(x.dtype in ACTIVATIONS, f"x {x.dtype}: allowed are float32 and bfloat16")
     n, D = x.shape
     shared = arguments(norm, rotation_cos, rotation_sin, into, seq, index, n, D)
-    tile = tile or tile_of(n, into.format)
+    tile = tile or tile_of(into.format)
     early = tile.early and starts_early(x.device)
+    wide = min(D, max(128, triton.next_power_of_2(2 * rotation_cos.shape[-1])))  # channels at once; the last are turned
     launch(
-        write, (triton.cdiv(n, tile.rows),), x=x, n=n, stride=x.stride(0), eps=eps, ROWS=tile.rows,
+        write, (triton.cdiv(n, tile.rows),), x=x, n=n, stride=x.stride(0), eps=eps, ROWS=tile.rows, WIDE=wide,
         PDL=early, TYPE=ACTIVATIONS[x.dtype], num_warps=tile.warps, early=early, **shared,
     )  # fmt: skip
 
@@ -100,19 +101,18 @@ def arguments(
     for what, size in {"rows": len(into.data), "entries of the table": into.table.numel()}.items():
         require(size < 2**31, f"into: {size} {what}: allowed are fewer than 2**31")
     require(cos.dtype == sin.dtype == torch.float32, f"cos {cos.dtype}, sin {sin.dtype}: allowed is float32")
-    wide = min(D, max(128, triton.next_power_of_2(R)))  # channels at once; the last of these are turned
     return dict(
         norm=norm, cos=cos, sin=sin, seq=seq, index=index, table=into.table.contiguous(), scales=into.scales,
-        data=into.data.view(torch.int32), pages=into.table.shape[1], D=D, R=R, WIDE=wide, PAGE=into.page,
-        GROUP=form.group, WORD=word, FORM=form.name, FP8=native_fp8(into.data.device),
+        data=into.data.view(torch.int32), pages=into.table.shape[1], D=D, R=R, PAGE=into.page, GROUP=form.group,
+        WORD=word, FORM=form.name, FP8=native_fp8(into.data.device),
     )  # fmt: skip
 
 
 @triton.jit
 def pool(
     pairs, before, norm, cos, sin, seq, offset, index, starts, table, data, scales, latents, opened, T, pages, eps,
-    D: tl.constexpr, R: tl.constexpr, WIDE: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr,
-    WORD: tl.constexpr, FORM: tl.constexpr, TYPE: tl.constexpr, FP8: tl.constexpr,
+    D: tl.constexpr, R: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr, WORD: tl.constexpr,
+    FORM: tl.constexpr, TYPE: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     row, d = tl.program_id(0).to(tl.int64), tl.arange(0, D)
     if row < T:
