@@ -22,7 +22,7 @@ from minidsv41.kernels.compiled import specimens
 from minidsv41.kernels.launch import recorded
 
 FILES = sorted({name.partition(":")[0] for name in specimens()})
-SPILLED = {  # bytes of the stack, where a few values are kept outside of the registers and of the loop
+SPILLED = {  # bytes of the stack, where a few values are kept outside of the registers
     ("attention_backward", "by_query"): 56,
     ("attention_backward", "by_key"): 16,
     ("gated_delta", "walk"): 16,
