@@ -126,7 +126,7 @@ def scan(
     return out[0], indices
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["group0"])  # slices begin anywhere
 def scan_kernel(
     q, w, words, scales, table, visible, blocks, values, indices,
     pages, page, n_blocks, width, row0, seq0, length, group0, per,

@@ -168,7 +168,7 @@ def load_ordered(values, at, limit, RAW: tl.constexpr, NEWEST: tl.constexpr):
     return tl.where(at == limit - 1, FIRST, found) if NEWEST else found
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["group0"])  # slices begin anywhere
 def cut_kernel(
     values, indices, visible, chosen, out_values, out_indices,
     width, row0, length, group0, per,

@@ -85,9 +85,10 @@ class Launch:
                 value = capability >= SINCE[name]
             kind = "constexpr" if parameter.is_constexpr else argument_type(value)
             signature[name] = kind
+            even = kind.startswith("*") or (isinstance(value, int) and value % 16 == 0)
             if kind == "constexpr":
                 constants[(place,)] = value
-            elif kind.startswith("*") or (isinstance(value, int) and value % 16 == 0):
+            elif even and not parameter.do_not_specialize:
                 hints[(place,)] = [["tt.divisibility", 16]]
         source = ASTSource(self.kernel, signature, constants, hints)
         built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(self.options))

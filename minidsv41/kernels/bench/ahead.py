@@ -64,7 +64,9 @@ class Call(NamedTuple):
 @cache
 def binder(module: str, kernel: str, capability: int) -> Callable:
     """What a launch looks at its arguments with; also where kernels are interpreted."""
-    function = jit.JITFunction(getattr(import_module(module), kernel).fn)
+    made = getattr(import_module(module), kernel)
+    given = getattr(made, "kwargs", vars(made))  # where it is interpreted, what it was made with
+    function = jit.JITFunction(made.fn, do_not_specialize=given["do_not_specialize"])
     backend = make_backend(GPUTarget("cuda", capability, 32))
     return jit.create_function_from_signature(function.signature, function.params, backend)
 

@@ -63,13 +63,18 @@ def parts(c: ModelBench, model: Model) -> Iterator[tuple[str, Callable[[], Any]]
 
 
 def chunks(model: Model, cache: Cache, length: int, chunk: int) -> None:
-    """Chunks of a prompt: the first, those behind 1, 2, 4, ... others, between which no tile changes, and the last.
+    """Chunks of a prompt that need all kernels that it needs.
 
     The last one's rows have their entries already, so that none is written again; without numbers all seem to be.
     """
     work = Prefill(model, cache, cache.new(), torch.zeros(length, dtype=torch.int64, device=META))
-    last = (length - 1) // chunk * chunk
-    for start in sorted({0, last} | {chunk << n for n in range(length.bit_length()) if chunk << n < last}):
+    for start in starts(length, chunk):
         work.at = work.state.length = start
         with without_numbers.patch(meta_nonzero_assume_all_nonzero=True):
             work.run(chunk)
+
+
+def starts(length: int, chunk: int) -> list[int]:
+    """Of the first chunk, those behind 1, 2, 4, ... others, between which no kernel is new, and the last."""
+    last = (length - 1) // chunk * chunk
+    return sorted({0, last} | {chunk << n for n in range(length.bit_length()) if chunk << n < last})
