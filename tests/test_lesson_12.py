@@ -161,12 +161,12 @@ def test_step_kernels_cross_wider_seams_of_more_tokens():
             torch.testing.assert_close(found, right, rtol=0, atol=1e-12)
 
 
-@pytest.mark.slow
 def spills(row: dict) -> bool:
     """Whether a Hopper thread of a seam kernel keeps values outside of its registers."""
     return row["card"] == 90 and "seam" in row["kernel"] and row["stack"] > 0
 
 
+@pytest.mark.slow
 def test_recorded_machine_code_has_the_facts_of_the_compiler_here():
     """Tensor cores on each card, no spills in the seam, and the kinds of instruction; counts may differ."""
     pytest.importorskip("triton")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +24,18 @@ def test_topk_takes_the_lowest_index_among_equals(scores: list[list[float]], k: 
         ranked = sorted((i for i, s in enumerate(row) if s > -torch.inf), key=lambda i: (-row[i], i))[:k]
         assert [c for c in chosen if c >= 0] == sorted(ranked)
         assert chosen[len(ranked) :] == [-1] * (k - len(ranked))
+
+
+def test_topk_stays_within_k_where_scores_are_read_otherwise_than_their_threshold(monkeypatch):
+    """As compiled code may: the k-th best is rounded down, so that more than k beat it."""
+    scores = torch.tensor([[5.0, 1.0, 4.0, 3.0, 2.0], [1.0, 2.0, 3.0, 4.0, 5.0]])
+    exact = torch.Tensor.topk
+
+    def rounded(*args, **kwargs) -> SimpleNamespace:
+        return SimpleNamespace(values=exact(*args, **kwargs).values - 2.5)
+
+    monkeypatch.setattr(torch.Tensor, "topk", rounded)
+    assert lowest_topk(scores, 2).tolist() == [[0, 2], [1, 2]]
 
 
 def example(seed: int, lengths: tuple[int, ...] = (7, 7, 11)) -> tuple:

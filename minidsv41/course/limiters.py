@@ -12,12 +12,11 @@ LIMITERS = {  # by how "operation shape" begins; the longest beginning that fits
     "engram_read host table": "The link streams 55 GB/s, but answers scattered rows of 264 bytes at 24. Reading in "
     "the order of addresses helped by a quarter; more programs, larger pages and leaving out the scales did not, and "
     "asking for whole lines gained 2 %.",
-    "index_select 1 x 1M": "About 40 µs read keys, all of them once and the best blocks again, bound by instructions "
-    "as below; four choices that wait for one another take about 5 each. Keeping 512 candidates of every program "
-    "instead took 71.",
-    "index_select 32 x": "About 500 instructions a warp decode, multiply, weigh and add up 128 keys; their number "
-    "bounds it, since nothing is kept or cut any more while keys are read. Blocks of 8 to 32 keys and tiles of 64 or "
-    "128 were within 14 %.",
+    "index_select 1 x 1M": "About 40 µs read keys, all of them once and the best blocks again, slowed as below; four "
+    "choices that wait for one another take about 5 each. Keeping 512 candidates of every program instead took 71.",
+    "index_select 32 x": "About 500 instructions a warp decode, multiply, weigh and add up 128 keys, and wait for the "
+    "matrix unit and for other threads between; nothing is kept or cut meanwhile any more. Blocks of 8 to 32 keys and "
+    "tiles of 64 or 128 were within 14 %.",
     "kv_write main": "Packing two rows takes 523 instructions, 9 µs of issue beside 12 µs of bytes; a program first "
     "loads and then computes, so the two overlap only in part. Sixteen tiles took 17.2 to 29 µs, this one 17.2 to "
     "17.7 in three runs; programs that walk over rows were not faster.",

@@ -6,7 +6,6 @@ from math import isqrt
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -28,7 +27,7 @@ class Next(NamedTuple):
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """x [..., C] over its root mean square, times weight [C]; statistics in at least float32."""
-    return F.rms_norm(x, x.shape[-1:], weight, eps)
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
 
 
 def sinkhorn(logits: Tensor, iters: int, eps: float) -> Tensor:
