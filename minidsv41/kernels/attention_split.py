@@ -17,8 +17,19 @@ import triton.language as tl
 from torch import Tensor
 
 from minidsv41.formats import MAIN
-from minidsv41.kernels.attention_heads import LOWEST, combine, finish, load_heads, rotation
-from minidsv41.kernels.attention_rows import LARGE, LOG2E, UNIT, arguments, common, fetch_words, located, pairs, places
+from minidsv41.kernels.attention_heads import LOWEST, bring_query_near, combine, finish, load_heads, rotation
+from minidsv41.kernels.attention_rows import (
+    LARGE,
+    LOG2E,
+    UNIT,
+    arguments,
+    common,
+    fetch_words,
+    located,
+    multiprocessors,
+    pairs,
+    places,
+)
 from minidsv41.kernels.attention_tiles import over_tiles
 from minidsv41.kernels.launch import launch, starts_early
 from minidsv41.ops.rows import Rows, Span
@@ -35,9 +46,14 @@ class Tile(NamedTuple):
     rows: int = 4  # heads that one program of `combine` takes
     ahead: bool = False  # codes of the next tile wait in registers; each thread finds those of the first one itself
     early: bool = True  # programs start while the kernel before them still ends, and wait for it then
+    even: bool = False  # of whole queries, the few that full rounds of the card leave over are split by themselves
+    near: bool = False  # the query of the next round is brought into L2 before
 
 
 PROGRAMS = 128  # fewer queries than this are split over programs
+TILES = {  # worth timing on a new card
+    "prompts": [Tile(64, 128), Tile(64, 128, even=True, near=True), Tile(64, 128, near=True)],
+}
 
 
 def tile_for(
@@ -52,7 +68,7 @@ def tile_for(
         tile = Tile(16, 16, warps=8)
     elif card in LARGE and heads > 32 and packed:
         wide = keys <= 128 or 2 * programs >= PROGRAMS
-        tile = Tile(64, 128) if wide else Tile(64, 64, ahead=card == 9)
+        tile = Tile(64, 128, even=True) if wide else Tile(64, 64, ahead=card == 9)
     elif card in LARGE and heads > 32:
         tile = Tile(64, 64, stages=4)
     else:
@@ -65,10 +81,11 @@ def tile_for(
 def attend(
     q: Tensor, window: Rows, entries: Rows | None, topk: Tensor | None, sink: Tensor, span: Span,
     rotation: tuple[Tensor, Tensor] | None, tile: Tile, *, with_lse: bool = True,
+    into: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output [T, H, D] and lse [T, H], for arguments that have been checked. topk None: window only.
 
-    with_lse False: lse may hold anything.
+    with_lse False: lse may hold anything. into: where they are written, new tensors otherwise.
     """
     tokens, heads, _ = q.shape
     shared, turn = common(q, tile.keys, tile.warps), pairs(rotation)
@@ -82,9 +99,10 @@ def attend(
     def empty(*shape: int, dtype=torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=q.device)
 
-    out, lse = torch.empty_like(q), empty(tokens, heads)
+    out, lse = into or (torch.empty_like(q), empty(tokens, heads))
     blocks, parts = triton.cdiv(heads, tile.heads), tile.splits if tile.splits > 1 else 0
     stat, part = empty(2, tokens, parts, heads), empty(tokens, parts, heads, 2 * shared["HALF"], dtype=q.dtype)
+    aligned = k > 0 and k * topk.element_size() % 16 == 0 and not (q.data_ptr() % 16 or topk.data_ptr() % 16)
     launch(
         by_query,
         (tokens, blocks, tile.splits),
@@ -96,6 +114,7 @@ def attend(
         **shared | turn,
         **dict(W=span.width, K=k, N=tile.keys, HEADS=tile.heads, SPLITS=tile.splits, STAGES=tile.stages, **several),
         **dict(AHEAD=ahead, RUNS=runs, PDL=early),
+        NEXT=multiprocessors(q.device) if tile.near and early and aligned else 0,
         num_warps=tile.warps,
         num_stages=tile.stages,
         early=early,
@@ -123,7 +142,7 @@ def by_query(
     W: tl.constexpr, K: tl.constexpr, N: tl.constexpr, HEADS: tl.constexpr, SPLITS: tl.constexpr,
     PAIRS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr, PACKED: tl.constexpr,
     NEAR: tl.constexpr, FAR: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, RUNS: tl.constexpr,
-    PDL: tl.constexpr,
+    PDL: tl.constexpr, NEXT: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -134,6 +153,8 @@ def by_query(
     start, stop = split * TILES // SPLITS, (split + 1) * TILES // SPLITS
     between = tl.minimum(tl.maximum(start, WINDOW), stop)
     rows += (token * tl.num_programs(1) + tl.program_id(1)) * (TILES * N)
+    if NEXT > 0:
+        bring_query_near(q, topk, token + NEXT, H * D, K, PDL)
     s, begin, end = tl.load(seq + token), tl.load(first + token), tl.load(last + token)
     near = tl.arange(0, NEAR)
     own_near = (near >= start * N) & (near < between * N)

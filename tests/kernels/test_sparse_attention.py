@@ -73,6 +73,21 @@ def test_codes_of_the_next_tile_may_wait_in_registers(splits, rows, device):
     assert distance(out, x.turned_back(x.exact()[0])) < TOLERANCE[torch.bfloat16]
 
 
+@pytest.mark.parametrize(("tokens", "launches"), [(9, 3), (8, 1), (3, 1)])
+def test_queries_that_full_rounds_leave_over_are_split(tokens, launches, monkeypatch, device):
+    for file in ("sparse_attention", "attention_split"):
+        monkeypatch.setattr(f"minidsv41.kernels.{file}.multiprocessors", lambda device: 4)
+    x = Problem([2, tokens - 2], starts=[30, 5], k=40, device=device)
+    tile, turn = SMALL._replace(even=True, near=True), x.float_rotation()
+    out, lse = sparse_attention(*x.given, with_lse=True, rotation=turn, tile=tile)
+    want, want_lse = x.exact()
+    assert distance(out, x.turned_back(want)) < TOLERANCE[torch.float32]
+    torch.testing.assert_close(lse.double(), want_lse, rtol=0, atol=1e-4)
+    with recorded() as seen:
+        sparse_attention(*x.given, rotation=turn, tile=tile)
+    assert len(seen) == launches
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_released_widths(dtype, device):
     x = Problem([1], starts=[300], heads=64, width=512, window=128, k=100, page=64, dims=64, dtype=dtype, device=device)
@@ -149,8 +164,9 @@ def test_only_shapes_decide_what_is_launched():
     with recorded() as launches:
         for specimen in SPECIMENS.values():
             specimen()
-    assert [call.kernel.__name__ for call in launches] == ["by_query", "combine", "by_query"]
-    assert launches[0].grid == (32, 1, 4) and launches[2].grid == (4096, 1, 1)
+    assert [call.kernel.__name__ for call in launches] == ["by_query", "combine", "by_query", "by_query", "combine"]
+    assert [call.grid for call in launches[::2]] == [(32, 1, 4), (4092, 1, 1), (4, 64)]
+    assert launches[3].grid == (4, 1, 10)
 
 
 def test_a_small_bench_case_is_right(device):
