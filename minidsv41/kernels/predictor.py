@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minidsv41.kernels.launch import dot_type, launch, starts_early
-from minidsv41.kernels.streams import INTERPRETED, narrow, wide
+from minidsv41.kernels.streams import INTERPRETED, narrow, rounded, wide
 
 
 def pack(fn: Tensor) -> Tensor:
@@ -38,34 +38,37 @@ def weight_gradients(given: Tensor, new: Tensor, *, groups: int, columns: int, d
 def weights(at, inside, WIDE: tl.constexpr, SPLIT: tl.constexpr, PACKED: tl.constexpr):
     """Rows of the product for some columns of the predictor (at: where each stands).
 
-    SPLIT: 64 rows, of which row 16 i + r and row 16 i + 8 + r are high and low part of weight 8 i + r: a matrix unit
-    leaves both results in one thread. Else 32 rows of float32. Weights end at 24.
+    SPLIT: 64 rows, of which row 16 i + r and row 16 i + 8 + r are for high and low part of weight 8 i + r: a matrix
+    unit leaves both results in one thread. Else 32 rows of float32. Weights end at 24.
     """
     row = tl.arange(0, 64 if SPLIT else 32)
     k = row // 16 * 8 + row % 8 if SPLIT else row
     inside = (k < 24)[:, None] & inside[None, :]
-    if PACKED:
-        w = tl.load(at[None, :] + row[:, None] * WIDE, inside, other=0.0)
-    else:
-        w = tl.load(at[None, :] + k[:, None] * WIDE, inside, other=0.0)
-        if SPLIT:
-            high = narrow(w, tl.bfloat16)
-            w = tl.where((row // 8 % 2 == 0)[:, None], high, narrow(w - high.to(tl.float32), tl.bfloat16))
-    return w
+    return tl.load(at[None, :] + (row if PACKED else k)[:, None] * WIDE, inside, other=0.0)
 
 
 @triton.jit
-def product(
-    fn, s, total, c0, C: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr, PACKED: tl.constexpr, DOT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Add to total [rows, tokens]: predictor weights times N channels, from c0 on, of four streams s [tokens, N].
+def parted(w):
+    """The high part of rows 0 to 7 of every 16, the low part of the others."""
+    high, wide_high = rounded(w, tl.bfloat16)
+    row = tl.arange(0, w.shape[0])
+    return tl.where((row // 8 % 2 == 0)[:, None], high, narrow(w - wide_high, tl.bfloat16))
+
+
+@triton.jit
+def product_weights(fn, c0, C: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr, PACKED: tl.constexpr):
+    """Predictor weights [rows, 4 N] for N channels, from c0 on, of four streams."""
+    column = tl.arange(0, 4 * N)
+    c = c0 + tl.max_contiguous(tl.multiple_of(column % N, 8), 8)
+    return weights(fn + column // N * C + c, c < C, 4 * C, SPLIT, PACKED)
+
+
+@triton.jit
+def product(w, s, total, N: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """Add to total [rows, tokens]: predictor weights w times N channels of four streams s [tokens, N].
 
     All four in one product: the threads of a program wait for each other once.
     """
-    column = tl.arange(0, 4 * N)
-    c = c0 + tl.max_contiguous(tl.multiple_of(column % N, 8), 8)
-    w = weights(fn + column // N * C + c, c < C, 4 * C, SPLIT, PACKED)
     x = tl.join(tl.join(s[0].to(DOT), s[2].to(DOT)), tl.join(s[1].to(DOT), s[3].to(DOT)))
     x = x.permute(0, 2, 3, 1).reshape(x.shape[0], 4 * N)
     return tl.dot(w.to(DOT), x.T, total, input_precision=PRECISION)
@@ -73,18 +76,11 @@ def product(
 
 @triton.jit
 def turned_weights(fn, c0, C: tl.constexpr):
-    """High and low parts [32, 128] of the predictor's weights for 32 channels, from c0 on, of four streams.
-
-    Columns stand as `turned_product` takes them. A thread holds 8 channels there, 2 steps of the matrix unit with 2
-    pairs in each: pairs of four threads follow each other.
-    """
+    """The predictor's weights [32, 128] for 32 channels, from c0 on, of four streams."""
     k, column = tl.arange(0, 32), tl.arange(0, 128)
     c = c0 + tl.max_contiguous(tl.multiple_of(column % 32, 8), 8)
     at, inside = fn + k[:, None] * (4 * C) + (column // 32 * C + c)[None, :], (k < 24)[:, None] & (c < C)[None, :]
-    w = tl.load(at, inside, other=0.0)
-    w = w.reshape(32, 4, 4, 2, 2, 2).permute(0, 1, 3, 4, 2, 5).reshape(32, 128)
-    high = narrow(w, tl.bfloat16)
-    return high, narrow(w - high.to(tl.float32), tl.bfloat16)
+    return tl.load(at, inside, other=0.0)
 
 
 @triton.jit
@@ -94,7 +90,7 @@ def the_first(a, b):
 
 @triton.jit
 def turned_product(w, s, total, DOT: tl.constexpr, WARPS: tl.constexpr):
-    """Add to total [tokens, 32]: 32 channels of four streams s [tokens, 32] times predictor weights w in two parts.
+    """Add to total [tokens, 32]: 32 channels of four streams s [tokens, 32] times predictor weights w.
 
     Tokens are the rows of the product, 16 to a warp: what threads hold of s is what the matrix unit takes from their
     registers, if tokens and channels are put in its order. Nothing goes through shared memory, no thread waits.
@@ -103,8 +99,11 @@ def turned_product(w, s, total, DOT: tl.constexpr, WARPS: tl.constexpr):
     if not INTERPRETED:  # of one number: else the compiler would compute s once more, in the order of the product
         x = tl.reduce(x.reshape(16 * WARPS, 32, 2, 2, 1), 4, the_first)
     # tokens: half, warp, line; channels: thread, step, half, one of a pair; streams
+    w = w.reshape(32, 4, 4, 2, 2, 2).permute(0, 1, 3, 4, 2, 5).reshape(32, 128)
+    high, wide_high = rounded(w, tl.bfloat16)
+    low = narrow(w - wide_high, tl.bfloat16)
     x = x.reshape(2, WARPS, 8, 4, 2, 2, 2, 4).permute(1, 0, 2, 7, 4, 5, 3, 6).reshape(16 * WARPS, 128)
-    new = tl.dot(x, w[1].to(DOT).T, tl.dot(x, w[0].to(DOT).T))
+    new = tl.dot(x, low.to(DOT).T, tl.dot(x, high.to(DOT).T))
     return total + new  # one that each product went on with would make the compiler wait after every step
 
 
@@ -121,7 +120,7 @@ def pack_weights(fn, packed, WIDE: tl.constexpr, N: tl.constexpr, PDL: tl.conste
         tl.extra.cuda.gdc_launch_dependents()
     column = tl.program_id(0) * N + tl.arange(0, N)
     row = tl.arange(0, 64)
-    w = weights(fn + column, column < WIDE, WIDE, True, False)
+    w = parted(weights(fn + column, column < WIDE, WIDE, True, False))
     to = packed + row[:, None] * WIDE + column[None, :]
     tl.store(to, w.to(tl.bfloat16), (row < 48)[:, None] & (column < WIDE)[None, :])
 

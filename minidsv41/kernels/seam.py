@@ -31,8 +31,10 @@ KEPT = 32  # float32 numbers kept of each token: 24 products, sum of squares of 
 class Tile(NamedTuple):
     """What a program of `cross` takes at once: tokens, channels; into how many parts the channels of a tile are split.
 
-    packed: a small kernel parts the weights beforehand, instead of every program. finish: tokens for one of `finish`.
-    early: `cross` after that small kernel, and `finish` after `cross`, start before the one before has ended.
+    packed: a small kernel parts the weights beforehand, instead of every program. finish: tokens that a program of
+    `finish` norms; heads: those of which another one makes coefficients.
+    early: `cross` after that small kernel, and `finish` after `cross`, start before the one before has ended; first: so
+    does an unpacked `cross` after whatever runs before.
     turned: tokens are the rows of the product and come from registers: 16 tokens a warp, 32 channels, weights as given.
     """
 
@@ -45,6 +47,8 @@ class Tile(NamedTuple):
     finish: int = 1
     early: bool = True
     turned: bool = False
+    heads: int = 1
+    first: bool = False
 
 
 def tile_for(tokens: int, width: int, dtype: torch.dtype) -> Tile:
@@ -61,7 +65,26 @@ def tile_for(tokens: int, width: int, dtype: torch.dtype) -> Tile:
     if tokens > 8192:
         return Tile(64, packed=True, early=False)
     splits = max(1, min(128 // triton.cdiv(tokens, 32), blocks))
-    return Tile(32, splits=splits, packed=True, stages=3 if tokens <= 512 else 4, finish=4, early=False)
+    return Tile(32, splits=splits, packed=True, stages=3 if tokens <= 512 else 4, finish=4, heads=4, early=False)
+
+
+FEW = {1: tile_for(1, 5120, torch.bfloat16), 32: tile_for(32, 5120, torch.bfloat16)}
+MORE = tile_for(128, 5120, torch.bfloat16)
+TILES: dict[str, list[Tile]] = {
+    "seam T=1": [FEW[1]._replace(first=True)],
+    "seam T=32": [
+        FEW[32]._replace(first=True),
+        FEW[32]._replace(first=True, finish=4),
+        FEW[1]._replace(first=True, finish=2),
+    ],
+    "seam T=128": [
+        MORE._replace(first=True),
+        MORE._replace(first=True, finish=1),
+        MORE._replace(first=True, finish=4),
+        MORE._replace(finish=4),
+        MORE._replace(heads=2),
+    ],
+}
 
 
 def seam(
@@ -136,39 +159,48 @@ def check_tile(tile: Tile) -> None:
     require(not tile.turned or (tile.tokens, tile.channels) == (16 * tile.warps, 32), f"tile = {tile}: {where}")
 
 
+def aligned(t: Tensor | None) -> Tensor | None:
+    """The same from 16 bytes on: coefficients are loaded four at once."""
+    return t if t is None or t.storage_offset() % 4 == 0 else t.clone()
+
+
 def crossed(X, F, pre, post, comb, into: Next, *, tile: Tile | None = None, mix: bool = True) -> Crossed:
     """`seam` on contiguous tensors, without gradients, and what is kept [T, KEPT]; without `mix` there is no x."""
     tokens, _, width = X.shape
     tile = tile or tile_for(tokens, width, X.dtype)
     check_tile(tile)
+    pre, post, comb = aligned(pre), aligned(post), aligned(comb)
     empty = dict(dtype=torch.float32, device=X.device)
     new, x = X if F is None else torch.empty_like(X), X.new_empty(tokens, width)
     out = dict(out_pre=torch.empty(tokens, 4, **empty), out_post=torch.empty(tokens, 4, **empty))
     out["out_comb"] = torch.empty(tokens, 4, 4, **empty)
     kept = torch.empty(tokens, KEPT, **empty)
-    parts = kept if tile.splits == 1 else torch.empty(tile.splits, tokens, KEPT, **empty)
+    parts, squared = kept, None
+    if tile.splits > 1:
+        parts, squared = torch.empty(tokens, tile.splits, KEPT, **empty), torch.empty(tokens, tile.splits, **empty)
     split = X.dtype != torch.float32
     packed, early = split and tile.packed, tile.early and starts_early(X.device)
-    last = dict(x=x, norm=into.norm, base=into.base, scale=into.scale, parts=parts, **out)
-    last |= dict(T=tokens, eps=into.eps, hc_eps=into.hc_eps, ITERS=into.iters, C=width, MIX=mix, PDL=early)
+    last = dict(x=x, norm=into.norm, base=into.base, scale=into.scale, parts=parts, squared=squared, **out)
+    last |= dict(T=tokens, eps=into.eps, hc_eps=into.hc_eps, ITERS=into.iters, C=width, PDL=early)
+    last["FIRST"] = tile.first and not packed
     launch(
         cross,
         (triton.cdiv(tokens, tile.tokens), tile.splits),
         **dict(X=X, F=F, pre=pre, post=post, comb=comb, fn=pack(into.fn) if packed else into.fn, new=new, **last),
         **dict(M=tile.tokens, BLOCK=tile.channels, SPLITS=tile.splits, SPLIT=split, PACKED=packed),
-        **dict(TURNED=split and tile.turned, DOT=dot_type(X.dtype)),
+        **dict(TURNED=split and tile.turned, MIX=mix, DOT=dot_type(X.dtype)),
         KEEP="evict_first" if tile.splits == 1 else "",
         PRECISION="tf32" if split else "ieee",
         num_warps=tile.warps,
         num_stages=tile.stages,
-        early=early and packed,
+        early=early and (packed or tile.first),
     )
     if tile.splits > 1:
         step = min(1024, triton.next_power_of_2(width))
         launch(
             finish,
-            (triton.cdiv(tokens, tile.finish), 1 + mix * triton.cdiv(width, step)),
-            **dict(last, kept=kept, M=tile.finish, STEP=step),
+            (triton.cdiv(tokens, tile.heads) + mix * triton.cdiv(tokens, tile.finish) * triton.cdiv(width, step),),
+            **dict(last, kept=kept, M=tile.finish, HEADS=tile.heads, STEP=step),
             **dict(SPLITS=tile.splits, PADDED=triton.next_power_of_2(tile.splits)),
             num_warps=4,
             early=early,

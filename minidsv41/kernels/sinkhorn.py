@@ -1,7 +1,7 @@
 """Sinkhorn on the 4 x 4 matrix of each token, and back: every number of a token in one thread.
 
 It scales rows and columns of a 4 x 4 matrix K in turn, so the result is K[i, j] u[i] v[j]: only u and v are
-carried from step to step (28 instructions each), and only they are remembered for the gradient.
+carried from step to step (32 instructions each), and only they are remembered for the gradient.
 K is a tuple of rows (sources), a row is a tuple of entries, and an entry is a vector over tokens.
 """
 
@@ -75,13 +75,29 @@ def outer(K, u, v):
 
 
 @triton.jit
+def cofactors(a):
+    """Four numbers and one that they take to become 1 / a: of a step's reciprocals, one is left, beside its sums."""
+    p, q = a[0] * a[1], a[2] * a[3]
+    return (a[1] * q, a[0] * q, p * a[3], p * a[2]), inverse(p * q)
+
+
+@triton.jit
+def carried(sums, r, a, eps):
+    """sums * r + eps * a, of which r comes last."""
+    a = by(a, eps)
+    return tl.fma(sums[0], r, a[0]), tl.fma(sums[1], r, a[1]), tl.fma(sums[2], r, a[2]), tl.fma(sums[3], r, a[3])
+
+
+@triton.jit
 def sinkhorn(K, eps, ITERS: tl.constexpr):
     """x becomes x / (x * sums + eps): its inverse becomes sums + eps * inverse, and is what is carried."""
     a = ones(K[0][0])
     b = plus(columns(K, a), by(a, eps))
     for _ in range(ITERS - 1):
-        a = plus(by(a, eps), rows(K, over(b)))
-        b = plus(by(b, eps), columns(K, over(a)))
+        v, r = cofactors(b)
+        a = carried(rows(K, v), r, a, eps)
+        u, r = cofactors(a)
+        b = carried(columns(K, u), r, b, eps)
     return over(a), over(b)
 
 

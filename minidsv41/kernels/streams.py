@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 
 from minidsv41.kernels import launch as launching
-from minidsv41.kernels.sinkhorn import mixed
 
 INTERPRETED = tl.constexpr(launching.INTERPRETED)
 
@@ -25,6 +24,30 @@ def narrow(x, TYPE: tl.constexpr):
 
 
 @triton.jit
+def rounded(x, TYPE: tl.constexpr):
+    """What `narrow` makes of x, and that as float32, of which no half of a pair is taken out and put back."""
+    if INTERPRETED or tl.float32 == TYPE:
+        y = narrow(x, TYPE)
+        z = y.to(tl.float32)
+    else:
+        asm: tl.constexpr = "cvt.rn.bf16x2.f32 $0, $4, $3; shl.b32 $1, $0, 16; and.b32 $2, $0, 0xffff0000;"
+        kinds: tl.constexpr = (tl.bfloat16, tl.float32)
+        y, z = tl.inline_asm_elementwise(asm, "=r,=f,=f,f,f", [x], kinds, True, 2)
+    return y, z
+
+
+@triton.jit
+def widened(x):
+    """x as float32, pairs of bfloat16 at once."""
+    if INTERPRETED or x.dtype == tl.float32:
+        y = x.to(tl.float32)
+    else:
+        asm: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+        y = tl.inline_asm_elementwise(asm, "=f,=f,r", [x], tl.float32, True, 2)
+    return y
+
+
+@triton.jit
 def four(at, live, STEP: tl.constexpr):
     """Four coefficients of each token as columns [tokens, 1]."""
     a, b = tl.load(at, live, other=0.0), tl.load(at + STEP, live, other=0.0)
@@ -33,13 +56,30 @@ def four(at, live, STEP: tl.constexpr):
 
 
 @triton.jit
-def streams(at, inside, C: tl.constexpr, KEEP: tl.constexpr):
-    """The same channels of four streams as float32; KEEP: how long L2 is asked to keep them."""
+def quad(at):
+    """Four neighbours as columns [tokens, 1], loaded at once: they must begin at 16 bytes."""
+    if INTERPRETED:
+        a, b, c, d = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+    else:
+        asm: tl.constexpr = "ld.global.v4.f32 {$0, $1, $2, $3}, [$4];"
+        kinds: tl.constexpr = (tl.float32, tl.float32, tl.float32, tl.float32)
+        a, b, c, d = tl.inline_asm_elementwise(asm, "=f,=f,=f,=f,l", [at.to(tl.int64)], kinds, False, 1)
+    return a[:, None], b[:, None], c[:, None], d[:, None]
+
+
+@triton.jit
+def loaded(at, inside, C: tl.constexpr, KEEP: tl.constexpr):
+    """The same channels of four streams; KEEP: how long L2 is asked to keep them."""
     a = tl.load(at, inside, other=0.0, eviction_policy=KEEP)
     b = tl.load(at + C, inside, other=0.0, eviction_policy=KEEP)
     c = tl.load(at + 2 * C, inside, other=0.0, eviction_policy=KEEP)
-    d = tl.load(at + 3 * C, inside, other=0.0, eviction_policy=KEEP)
-    return a.to(tl.float32), b.to(tl.float32), c.to(tl.float32), d.to(tl.float32)
+    return a, b, c, tl.load(at + 3 * C, inside, other=0.0, eviction_policy=KEEP)
+
+
+@triton.jit
+def streams(at, inside, C: tl.constexpr, KEEP: tl.constexpr):
+    """The same as float32."""
+    return wide(loaded(at, inside, C, KEEP))
 
 
 @triton.jit
@@ -70,16 +110,28 @@ def wide(x):
 
 
 @triton.jit
+def onto(sum, a, b):
+    """sum + mixed(a, b), in which sum comes first."""
+    return sum + a[0] * b[0] + a[1] * b[1] + a[2] * b[2] + a[3] * b[3]
+
+
+@triton.jit
 def updated(o, to0, to1, to2, to3, f, s, TYPE: tl.constexpr):
     """X' from X (s) and F (f): o is post, to_j[i] is comb[i, j]."""
-    a, b = narrow(o[0] * f + mixed(to0, s), TYPE), narrow(o[1] * f + mixed(to1, s), TYPE)
-    c, d = narrow(o[2] * f + mixed(to2, s), TYPE), narrow(o[3] * f + mixed(to3, s), TYPE)
-    return a, b, c, d
+    return updated_twice(o, to0, to1, to2, to3, f, s, TYPE)[0]
+
+
+@triton.jit
+def updated_twice(o, to0, to1, to2, to3, f, s, TYPE: tl.constexpr):
+    """The same, and as float32."""
+    a, b = rounded(onto(o[0] * f, to0, s), TYPE), rounded(onto(o[1] * f, to1, s), TYPE)
+    c, d = rounded(onto(o[2] * f, to2, s), TYPE), rounded(onto(o[3] * f, to3, s), TYPE)
+    return (a[0], b[0], c[0], d[0]), (a[1], b[1], c[1], d[1])
 
 
 @triton.jit
 def normal(y, r, w, TYPE: tl.constexpr):
-    return narrow(y.to(tl.float32) * r[:, None] * w.to(tl.float32)[None, :], TYPE)
+    return narrow(widened(y) * r[:, None] * w.to(tl.float32)[None, :], TYPE)
 
 
 @triton.jit

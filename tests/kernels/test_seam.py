@@ -72,7 +72,7 @@ def poisoned():
 CASES = {
     "one token": (1, 64, True, WIDE),
     "odd, several tiles": (35, 64, True, WIDE),
-    "channels in parts": (11, 192, True, WIDE._replace(splits=3, finish=16)),
+    "channels in parts": (11, 192, True, WIDE._replace(splits=3, finish=16, heads=2)),
     "more parts than blocks": (5, 128, True, WIDE._replace(splits=3, finish=4)),
     "width no multiple of a block": (17, 80, True, WIDE),
     "streams up to date": (18, 128, False, WIDE),
@@ -96,7 +96,8 @@ PAIRS = {
     "weights parted by every program": (19, 128, True, WIDE),
     "weights parted beforehand": (19, 128, True, WIDE._replace(packed=True)),
     "each kernel starts early": (19, 128, True, WIDE._replace(splits=2, packed=True, early=True)),
-    "streams up to date, in parts": (19, 128, False, WIDE._replace(splits=2, packed=True, finish=16)),
+    "the first starts early too": (19, 128, True, WIDE._replace(splits=2, first=True)),
+    "streams up to date, in parts": (19, 128, False, WIDE._replace(splits=2, packed=True, finish=16, heads=4)),
     "tokens as rows of the product": (70, 80, True, TURNED),
     "tokens as rows, in parts": (70, 80, True, TURNED._replace(splits=2, finish=16)),
     "tokens as rows, streams up to date": (70, 64, False, TURNED),
@@ -184,6 +185,13 @@ def test_streams_of_one_memory_and_no_tokens(device, generator):
     assert [o.shape for o in out] == [(0, 4, 64), (0, 64), (0, 4), (0, 4), (0, 4, 4)]
     torch.autograd.backward(out, out)
     assert not into.fn.grad.any() and not into.norm.grad.any()
+
+
+def test_coefficients_need_not_begin_at_sixteen_bytes(device, generator):
+    given, into = inputs(5, 64, torch.float32, generator, device)
+    moved = [torch.cat((t.new_zeros(1), t.flatten()))[1:].view_as(t) for t in given]
+    for found, wanted in zip(seam(*moved, into, tile=WIDE), seam(*given, into, tile=WIDE), strict=True):
+        assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize("delayed", [True, False])
