@@ -47,12 +47,14 @@ class Tile(NamedTuple):
     ahead: bool = False  # codes of the next tile wait in registers; each thread finds those of the first one itself
     early: bool = True  # programs start while the kernel before them still ends, and wait for it then
     even: bool = False  # of whole queries, the few that full rounds of the card leave over are split by themselves
+    queries: str = ""  # they are asked for "first", before rows are looked up, or "last", behind the first keys ahead
     near: bool = False  # the query of the next round is brought into L2 before
 
 
 PROGRAMS = 128  # fewer queries than this are split over programs
 TILES = {  # worth timing on a new card
-    "prompts": [Tile(64, 128), Tile(64, 128, even=True, near=True), Tile(64, 128, near=True)],
+    "steps": [Tile(64, 64, n, rows=1, ahead=True, queries=asked) for n in (4, 10) for asked in ("first", "last")],
+    "prompts": [Tile(64, 128), Tile(64, 128, even=True, near=True)],
 }
 
 
@@ -114,6 +116,7 @@ def attend(
         **shared | turn,
         **dict(W=span.width, K=k, N=tile.keys, HEADS=tile.heads, SPLITS=tile.splits, STAGES=tile.stages, **several),
         **dict(AHEAD=ahead, RUNS=runs, PDL=early),
+        QUERIES=tile.queries,
         NEXT=multiprocessors(q.device) if tile.near and early and aligned else 0,
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -142,7 +145,7 @@ def by_query(
     W: tl.constexpr, K: tl.constexpr, N: tl.constexpr, HEADS: tl.constexpr, SPLITS: tl.constexpr,
     PAIRS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr, PACKED: tl.constexpr,
     NEAR: tl.constexpr, FAR: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, RUNS: tl.constexpr,
-    PDL: tl.constexpr, NEXT: tl.constexpr,
+    PDL: tl.constexpr, NEXT: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -164,14 +167,20 @@ def by_query(
         far = WINDOW * N + tl.arange(0, FAR)
         own_far = (far >= between * N) & (far < stop * N)
         chosen = tl.load(topk + token * K - WINDOW * N + far, own_far & (far < WINDOW * N + K), other=-1)
+    if QUERIES == "first":
+        head = head0 + tl.arange(0, HEADS)
+        queries = load_heads(q, token, head, H, D, HALF, RUNS).to(DOT)
     words, pairs = 0, 0
     if AHEAD:
         key = (between - WINDOW) * N + tl.arange(0, N)
         key = tl.load(topk + token * K + key, (key < K) & (between < stop), other=-1)
         row = located(entry_table, entry_pages, entry_page, s, key)
         words, pairs = fetch_words(entry_data, entry_scales, row, HALF)
-    head = head0 + tl.arange(0, HEADS)
-    queries = load_heads(q, token, head, H, D, HALF, RUNS).to(DOT)
+        if QUERIES == "last":
+            tl.debug_barrier()  # keys, which are asked for before, come before the queries
+    if QUERIES != "first":
+        head = head0 + tl.arange(0, HEADS)
+        queries = load_heads(q, token, head, H, D, HALF, RUNS).to(DOT)
     own = tl.where(split == 0, 1.0, 0.0)  # the sink counts once
     m = tl.where(split == 0, tl.load(sink + head, head < H, other=0.0).to(tl.float32) * LOG2E, LOWEST)
     row = located(window_table, window_pages, window_page, s, index)

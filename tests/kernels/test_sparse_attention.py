@@ -65,11 +65,12 @@ def test_parts_may_begin_anywhere(splits, window, k, device):
     assert torch.equal(sparse_attention(*x.given, tile=tile), out)  # without lse
 
 
-@pytest.mark.parametrize(("splits", "rows"), [(4, 1), (5, 2)])
-def test_codes_of_the_next_tile_may_wait_in_registers(splits, rows, device):
+@pytest.mark.parametrize(("splits", "rows", "queries"), [(4, 1, ""), (5, 2, "first"), (4, 1, "last")])
+def test_codes_of_the_next_tile_may_wait_in_registers(splits, rows, queries, device):
     shape = dict(heads=64, width=512, window=128, k=512, page=64, dims=64)
     x = Problem([1], starts=[900], **shape, dtype=torch.bfloat16, device=device)
-    out = sparse_attention(*x.given, rotation=x.float_rotation(), tile=Tile(64, 64, splits, rows=rows, ahead=True))
+    tile = Tile(64, 64, splits, rows=rows, ahead=True, queries=queries)
+    out = sparse_attention(*x.given, rotation=x.float_rotation(), tile=tile)
     assert distance(out, x.turned_back(x.exact()[0])) < TOLERANCE[torch.bfloat16]
 
 
@@ -226,9 +227,9 @@ def decoded_words(words, factor):
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="a GPU runs the PTX itself")
-@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize(("ahead", "queries"), [(True, ""), (False, ""), (True, "first"), (True, "last")])
 @pytest.mark.parametrize(("splits", "start"), [(1, 60), (3, 60), (5, 7)])
-def test_packed_codes_are_put_in_place(splits, start, ahead, monkeypatch):
+def test_packed_codes_are_put_in_place(splits, start, ahead, queries, monkeypatch):
     """What the PTX gives (as words that waited in registers, or as bytes), the kernel puts where q has its columns."""
 
     def decode(asm, constraints, args, dtype, is_pure, pack, _semantic=None):
@@ -243,7 +244,7 @@ def test_packed_codes_are_put_in_place(splits, start, ahead, monkeypatch):
     common = attention_split.common
     monkeypatch.setattr(attention_split, "common", lambda *args: common(*args) | {"PACKED": True})
     x = Problem([2], starts=[start], heads=16, width=512, window=20, k=40, page=8, dims=64)
-    tile = Tile(16, 16, splits, ahead=ahead)
+    tile = Tile(16, 16, splits, ahead=ahead, queries=queries)
     out, lse = sparse_attention(*x.given, with_lse=True, rotation=x.float_rotation(), tile=tile)
     want, want_lse = x.exact()
     assert distance(out, x.turned_back(want)) < TOLERANCE[torch.float32]
