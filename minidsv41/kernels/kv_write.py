@@ -2,9 +2,10 @@
 
 `write`: half of a warp takes a row, in pieces of 128 channels, so that one instruction does the same for two rows.
 A row is read and stored once, in bf16: 1,024 B in, 256 B of angles, 288 B (main) or 528 B (window) out. Bytes and
-instructions limit it together: two rows of main take about 520, 9 us of them at 32,768 rows beside 12 us of bytes; half
-of them are of the unit that begins one every second cycle. All that comes from afar is asked for first, and nothing is
-stored before the last piece is packed, so that no load has to wait for a store and pieces are packed side by side.
+instructions limit it together: two rows of main take 508 with a norm in bf16, 8 us of them at 32,768 rows beside 12 us
+of bytes; two in five are of the unit that begins one every second cycle. All that comes from afar is asked for first,
+and nothing is stored before the last piece is packed, so that no load has to wait for a store and pieces are packed
+side by side.
 
 `pool`: a program for each token: that which closes a pair takes its own row and the one before (this call's, or the
 open pair of the last), the others leave a row of zeros, so that shapes do not depend on positions. Another for each
@@ -33,6 +34,19 @@ class Tile(NamedTuple):
     rows: int = 2
     warps: int = 1
     early: bool = False  # programs start while the kernel before them still ends, and wait for it then
+    registers: int | None = None  # of a thread at most: with 56, 36 warps fit where 32 do with 64
+
+
+TILES = {
+    "main": [
+        Tile(4, 2, early=True, registers=56),
+        Tile(2, 1, early=True, registers=56),
+        Tile(8, 4, early=True, registers=56),
+        Tile(4, 1, early=True),
+        Tile(4, 2),
+        Tile(2, 1, early=True),
+    ]
+}
 
 
 def tile_of(form: Format) -> Tile:
@@ -78,7 +92,8 @@ def kv_write(
     wide = min(D, max(128, triton.next_power_of_2(2 * rotation_cos.shape[-1])))  # channels at once; the last are turned
     launch(
         write, (triton.cdiv(n, tile.rows),), x=x, n=n, stride=x.stride(0), eps=eps, ROWS=tile.rows, WIDE=wide,
-        PDL=early, TYPE=ACTIVATIONS[x.dtype], num_warps=tile.warps, early=early, **shared,
+        PDL=early, TYPE=ACTIVATIONS[x.dtype], num_warps=tile.warps, early=early,
+        maxnreg=tile.registers, **shared,
     )  # fmt: skip
 
 

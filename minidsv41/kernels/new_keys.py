@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from minidsv41.kernels.packing import packed, packed_pair, rounded, stored, widened
+from minidsv41.kernels.packing import INTERPRETED, LIFTED, packed, packed_pair, rounded, stored, widened
 
 
 @triton.jit
@@ -54,19 +54,20 @@ def written(
     for i in tl.static_range(D // WIDE):
         piece = widened(pieces[i], TYPE)
         squares += piece * piece
-    factor = inverse_rms(tl.sum(squares, 1), D, eps)[:, None]
+    PAIRS: tl.constexpr = FORM == "main" and tl.bfloat16 == TYPE and FP8 and not INTERPRETED and D > WIDE
+    factor = inverse_rms(tl.sum(squares, 1), D, eps)[:, None] * (LIFTED if PAIRS else 1.0)
     values, packs = (), ()
     for i in tl.static_range(D // WIDE):
-        gain = tl.load(tl.broadcast_to((norm + i * WIDE + d)[None, :], ROWS, WIDE)).to(tl.float32)
+        gain = widened(tl.load(tl.broadcast_to((norm + i * WIDE + d)[None, :], ROWS, WIDE)), norm.dtype.element_ty)
         piece = rounded(widened(pieces[i], TYPE) * factor * gain, TYPE)
         if i == D // WIDE - 1:
             piece = turned(piece, c, s, TYPE)
         values += (piece,)
-        if i % 2:
-            words, groups, others, theirs = packed_pair(values[i - 1], piece, GROUP, FORM, TYPE, FP8)
+        if not PAIRS:
+            packs += (packed(piece, GROUP, FORM, TYPE, FP8),)
+        elif i % 2:
+            words, groups, others, theirs = packed_pair(values[i - 1], piece, GROUP)
             packs += ((words, groups), (others, theirs))
-    if D // WIDE % 2:
-        packs += (packed(values[D // WIDE - 1], GROUP, FORM, TYPE, FP8),)
     for i in tl.static_range(D // WIDE):
         words, groups = packs[i]
         stored(words, groups, at, data, scales, i * WIDE, D, GROUP, WORD)

@@ -1,7 +1,9 @@
 """Values become the bytes of rows inside a kernel: rotated, rounded, packed, stored, in pieces [rows, channels].
 
-E2M1 is rounded by bits: no card before Blackwell does it by itself. A quotient x / s is x times 1 / s, and what lies
-within 8 float32 steps of a tie counts as the tie.
+No card before Blackwell rounds to E2M1 by itself. A quotient x / s is x times 1 / s. For float32 its bits are rounded,
+and what lies within 8 steps of a tie counts as the tie. For bfloat16 two quotients are rounded at once by arithmetic in
+float16, which is enough to tell a tie: others differ from it by 2**-8 or more. So the units that multiply do what those
+for bits, half as fast, would have to.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from minidsv41.kernels import launch as launching
 from minidsv41.kernels.codes import e4m3_decode, e4m3_encode, ue8m0_decode, ue8m0_encode
 
 INTERPRETED = tl.constexpr(launching.INTERPRETED)
+LIFTED = tl.constexpr(16.0)  # of numbers times this, float16 cuts those beyond 9.14 times the largest scale of E4M3
 ACTIVATIONS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}
 
 
@@ -33,7 +36,7 @@ def rounded(x, TYPE: tl.constexpr):
 @triton.jit
 def widened(x, TYPE: tl.constexpr):
     """Numbers of TYPE, an even number in each thread, as float32."""
-    if INTERPRETED or tl.float32 == TYPE:
+    if INTERPRETED or tl.bfloat16 != TYPE:
         x = x.to(tl.float32)
     else:  # one instruction each, where `x.to` takes two for every second one
         x = tl.inline_asm_elementwise(
@@ -69,58 +72,56 @@ def together(codes):
 
 
 @triton.jit
-def halves(low, high, BEYOND: tl.constexpr, FP8: tl.constexpr):
-    """float32 pairs, scaled by 2**-14, cut at 6 if some can lie BEYOND -> their float16 bits, both in one int32."""
-    if INTERPRETED:
-        low, high = tl.clamp(low, -6 * 2.0**-14, 6 * 2.0**-14), tl.clamp(high, -6 * 2.0**-14, 6 * 2.0**-14)
-        low, high = low.to(tl.float16).to(tl.int16, bitcast=True), high.to(tl.float16).to(tl.int16, bitcast=True)
-        return (low.to(tl.int32) & 0xFFFF) | (high.to(tl.int32) << 16)
-    if not BEYOND:
-        return tl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [low, high], tl.int32, True, 1)
-    if FP8:  # a card which also has the smaller of two sizes, with a sign, as one instruction
-        return tl.inline_asm_elementwise(
-            """{.reg .b32 t, m; cvt.rn.f16x2.f32 t, $2, $1; mov.b32 m, 0x0E000E00;
-            min.xorsign.abs.f16x2 $0, t, m;}""",
-            "=r,r,r", [low, high], tl.int32, True, 1,
-        )  # fmt: skip
+def halves(x):
+    """x [M, N * 8], cut at 65504 -> float16 pairs [M, N, 4] in int32: channels k and k + 4 of eight, k lower."""
+    low, high = x.reshape(x.shape[0], x.shape[1] // 8, 2, 4).permute(0, 1, 3, 2).split()
+    return tl.inline_asm_elementwise("cvt.rn.satfinite.f16x2.f32 $0, $2, $1;", "=r,r,r", [low, high], tl.int32, True, 1)
+
+
+@triton.jit
+def steps(pairs, half):
+    """Magnitudes of float16 pairs, times 2 `half` quotients q up to 9.2 -> E2M1 codes 0 to 7, in the lowest bits.
+
+    With p = min(2 q, q + 2), a code is min(p, 0.203 p + 5.078) as a whole number, ties to even, to which float16 below
+    2**-14 rounds by itself: 6.5 at the tie q = 5, and less than 7.5 for what lies beyond 6.
+    """
     return tl.inline_asm_elementwise(
-        """{.reg .b32 t, m; cvt.rn.f16x2.f32 t, $2, $1; mov.b32 m, 0x0E000E00; min.f16x2 t, t, m;
-        mov.b32 m, 0x8E008E00; max.f16x2 $0, t, m;}""",
-        "=r,r,r", [low, high], tl.int32, True, 1,
+        """{.reg .b32 q, s, p, a, b; abs.f16x2 q, $1; mul.rn.sat.f16x2 s, q, $2; fma.rn.f16x2 p, q, $2, s;
+        mov.b32 a, 0x3E603E60; mov.b32 b, 0xC514C514; fma.rn.relu.f16x2 s, p, a, b; neg.f16x2 s, s;
+        mov.b32 a, 0x40004000; fma.rn.f16x2 p, p, a, s; mov.b32 a, 0x00010001; mul.rn.f16x2 $0, p, a;}""",
+        "=r,r,r", [pairs, half], tl.int32, True, 1,
     )  # fmt: skip
 
 
 @triton.jit
-def upper_bytes(pairs):
-    """int32 [M, N, 2], in each two numbers of 16 bits -> the upper bytes of all four: [M, N]."""
-    first, second = pairs.split()
-    if INTERPRETED:
-        return ((first >> 8) & 0xFF00FF) | (second & -0xFF0100)
-    return tl.inline_asm_elementwise("prmt.b32 $0, $1, $2, 0x7351;", "=r,r,r", [first, second], tl.int32, True, 1)
+def joined(pairs, half):
+    """float16 pairs [M, N, 4] of channels k and k + 4, times 2 `half` -> E2M1 codes, eight in an int32 [M, N]."""
+    M: tl.constexpr = pairs.shape[0]
+    N: tl.constexpr = pairs.shape[1]
+    even, odd = steps(pairs, half).reshape(M, N, 2, 2).split()
+    first, second = (even + odd * 16).split()
+    even, odd = pairs.reshape(M, N, 2, 2).split()
+    a, c = even.split()
+    b, d = odd.split()
+    return tl.inline_asm_elementwise(  # with the signs, which `prmt` repeats in all bits of a byte
+        """{.reg .b32 e, o; prmt.b32 e, $2, $4, 0xFBD9; prmt.b32 o, $3, $5, 0xFBD9;
+        lop3.b32 e, e, o, 0x0F0F0F0F, 0xE4; lop3.b32 $0, $1, e, 0x88888888, 0xF8;}""",
+        "=r,r,r,r,r,r", [first + second * 256, a, b, c, d], tl.int32, True, 1,
+    )  # fmt: skip
 
 
 @triton.jit
-def nibbles(x, inverse, BEYOND: tl.constexpr, TYPE: tl.constexpr, FP8: tl.constexpr):
+def nibbles(x, inverse, BEYOND: tl.constexpr, TYPE: tl.constexpr):
     """x [M, N * 8] times inverse, of the same shape -> E2M1 codes, eight in an int32 [M, N], the first lowest.
 
-    x times a small power of two, as a float, has its code in the lowest exponent bit or two and the first of the
-    mantissa. For bfloat16, float16 is enough to tell a tie (quotients differ by 2**-8 or not at all), and two fit.
+    Where quotients can lie BEYOND 6, float16 cuts them at 8.
     """
-    M: tl.constexpr = x.shape[0]
-    N: tl.constexpr = x.shape[1] // 8
-    if tl.bfloat16 == TYPE:
-        low, high = (x * (inverse * 2.0**-14)).reshape(M, N, 2, 4).permute(0, 1, 3, 2).split()  # channels k and k + 4
-        bits = halves(low, high, BEYOND, FP8)
-        bits += 0xFF00FF + ((bits >> 9) & 0x10001)  # up where beyond a half, or at it and odd
-        even, odd = bits.reshape(M, N, 2, 2).split()
-        even, odd = upper_bytes(even), upper_bytes(odd)  # s000eem and a rest
-        low = ((even >> 1) & 0x07070707) | ((even >> 4) & ~0x07070707)
-        high = ((odd << 3) & 0x70707070) | (odd & ~0x70707070)
-        return (low & 0x0F0F0F0F) | (high & ~0x0F0F0F0F)
+    if tl.bfloat16 == TYPE and not INTERPRETED:
+        return joined(halves(x * (inverse * (8192.0 if BEYOND else 1.0))), 0x04000400 if BEYOND else 0x38003800)
     x *= inverse
-    bits = tl.minimum(tl.abs(x) * 2.0**-126, 6 * 2.0**-126).to(tl.int32, bitcast=True)
+    bits = tl.minimum(tl.abs(x) * 2.0**-126, 6 * 2.0**-126).to(tl.int32, bitcast=True)  # a code and a rest
     codes = (bits + 0x1FFFF8 + ((bits >> 18) & 16)) >> 22  # what is within 8 steps of a tie counts as one
-    codes = (codes | ((x.to(tl.int32, bitcast=True) >> 28) & 8)).reshape(M, N, 8)
+    codes = (codes | ((x.to(tl.int32, bitcast=True) >> 28) & 8)).reshape(x.shape[0], x.shape[1] // 8, 8)
     return tl.sum(codes << (tl.arange(0, 8) * 4)[None, None, :], 2)
 
 
@@ -146,17 +147,37 @@ def scaled(largest, FORM: tl.constexpr, FP8: tl.constexpr):
 
 
 @triton.jit
-def scaled_pair(first, second):
-    """`scaled` of two at once, of numbers that bfloat16 has, in form main, on a card that converts E4M3.
+def larger(x, y):
+    """The larger magnitudes of float16 pairs."""
+    return tl.inline_asm_elementwise(
+        "{.reg .b32 x, y; abs.f16x2 x, $1; abs.f16x2 y, $2; max.NaN.f16x2 $0, x, y;}",
+        "=r,r,r", [x, y], tl.int32, True, 1,
+    )  # fmt: skip
 
-    A sixth of such a number either is a tie of E4M3 or differs from it by 2**-8: float16 is enough to tell.
+
+@triton.jit
+def largest_pair(x, y, GROUP: tl.constexpr):
+    """Largest magnitude of each group of x and of y, float16 pairs [M, N, 4] -> both as a pair [M, groups]."""
+    x, y = tl.reduce(x, 2, larger), tl.reduce(y, 2, larger)
+    low = tl.inline_asm_elementwise("prmt.b32 $0, $1, $2, 0x5410;", "=r,r,r", [x, y], tl.int32, True, 1)
+    high = tl.inline_asm_elementwise("prmt.b32 $0, $1, $2, 0x7632;", "=r,r,r", [x, y], tl.int32, True, 1)
+    return tl.reduce(larger(low, high).reshape(x.shape[0], x.shape[1] * 8 // GROUP, GROUP // 8), 2, larger)
+
+
+@triton.jit
+def scaled_pair(largest):
+    """`scaled` of two at once, LIFTED: scale codes uint8, and 1 / scale as `joined` takes it.
+
+    A sixth of a number that bfloat16 has either is a tie of E4M3 or differs from it by 2**-8: float16 is enough to
+    tell. Inverses are taken 2**-14 larger: float16 rounds that of 1.375 down, and its product with a tie too.
     """
     codes, first, second = tl.inline_asm_elementwise(
-        """{.reg .b32 h; .reg .b16 e, low, high;
-        cvt.rn.f16x2.f32 h, $4, $3; cvt.rn.satfinite.e4m3x2.f16x2 e, h; cvt.u32.u16 $0, e;
-        cvt.rn.f16x2.e4m3x2 h, e; mov.b32 {low, high}, h; cvt.f32.f16 $1, low; cvt.f32.f16 $2, high;
-        rcp.approx.ftz.f32 $1, $1; rcp.approx.ftz.f32 $2, $2;}""",
-        "=&r,=&r,=&r,r,r", [first * (1 / 6), second * (1 / 6)], (tl.int32, tl.float32, tl.float32), True, 1,
+        """{.reg .b32 h, c; .reg .b16 e, low, high; .reg .f32 f, g;
+        mov.b32 c, 0x32003200; max.NaN.f16x2 h, $3, c; mov.b32 c, 0x21552155; mul.rn.f16x2 h, h, c;
+        cvt.rn.satfinite.e4m3x2.f16x2 e, h; cvt.u32.u16 $0, e; cvt.rn.f16x2.e4m3x2 h, e; mov.b32 {low, high}, h;
+        cvt.f32.f16 f, low; rcp.approx.ftz.f32 f, f; mul.rn.f32 f, f, 0f3D000200; cvt.rn.f16x2.f32 $1, f, f;
+        cvt.f32.f16 g, high; rcp.approx.ftz.f32 g, g; mul.rn.f32 g, g, 0f3D000200; cvt.rn.f16x2.f32 $2, g, g;}""",
+        "=&r,=&r,=&r,r", [largest], (tl.int32, tl.int32, tl.int32), True, 1,
     )  # fmt: skip
     return (codes & 0xFF).to(tl.uint8), (codes >> 8).to(tl.uint8), first, second
 
@@ -172,7 +193,7 @@ def coded(x, inverse, GROUP: tl.constexpr, FORM: tl.constexpr, TYPE: tl.constexp
         codes = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True) if FP8 else e4m3_encode(x, FP8)
         words = tl.sum(codes.to(tl.int32).reshape(M, WIDE // 4, 4) << (tl.arange(0, 4) * 8)[None, None, :], 2)
     else:
-        words = nibbles(x, inverse, FORM == "main", TYPE, FP8)
+        words = nibbles(x, inverse, FORM == "main", TYPE)
     return words
 
 
@@ -184,15 +205,19 @@ def packed(x, GROUP: tl.constexpr, FORM: tl.constexpr, TYPE: tl.constexpr, FP8: 
 
 
 @triton.jit
-def packed_pair(x, y, GROUP: tl.constexpr, FORM: tl.constexpr, TYPE: tl.constexpr, FP8: tl.constexpr):
-    """`packed` of two pieces, whose scales are converted together where that takes less."""
-    if FORM == "main" and tl.bfloat16 == TYPE and FP8 and not INTERPRETED:
-        first, second, inverse, other = scaled_pair(largest_of(x, GROUP, FORM), largest_of(y, GROUP, FORM))
-    else:
-        first, inverse = scaled(largest_of(x, GROUP, FORM), FORM, FP8)
-        second, other = scaled(largest_of(y, GROUP, FORM), FORM, FP8)
-    x, y = coded(x, inverse, GROUP, FORM, TYPE, FP8), coded(y, other, GROUP, FORM, TYPE, FP8)
-    return x, first, y, second
+def packed_pair(x, y, GROUP: tl.constexpr):
+    """`packed` of two pieces LIFTED, of numbers that bfloat16 has, in form main, on a card that converts E4M3."""
+    x, y = halves(x), halves(y)
+    first, second, inverse, other = scaled_pair(largest_pair(x, y, GROUP))
+    return joined(x, repeated(inverse, x, GROUP)), first, joined(y, repeated(other, y, GROUP)), second
+
+
+@triton.jit
+def repeated(inverse, pairs, GROUP: tl.constexpr):
+    """inverse [M, groups] for each of the pairs [M, N, 4]."""
+    M: tl.constexpr = pairs.shape[0]
+    N: tl.constexpr = pairs.shape[1]
+    return inverse.expand_dims(2).broadcast_to(M, N * 8 // GROUP, GROUP // 2).reshape(M, N, 4)
 
 
 @triton.jit

@@ -122,7 +122,8 @@ def tied(fmt, scale: float, device):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("fmt", "scale"), [(MAIN, 1.0), (MAIN, 1.125), (MAIN, 0.8125), (MAIN, 15.0), (WINDOW, 0.25), (INDEX, 4.0)]
+    ("fmt", "scale"),
+    [*((MAIN, scale) for scale in (1.0, 1.125, 0.8125, 1.375, 15.0, 2.0**-9)), (WINDOW, 0.25), (INDEX, 4.0)],
 )
 def test_a_tie_goes_to_the_even_code(fmt, scale, dtype, device):
     row = tied(fmt, scale, device)
@@ -154,19 +155,22 @@ def test_rounding_has_no_direction(fmt, dtype, device, generator):
     assert away.mean().abs() < 1e-3
 
 
-def test_empty_rows_scales_that_saturate_and_numbers_that_are_none(device):
-    x = torch.zeros(4, 64, device=device)
+@pytest.mark.parametrize(("D", "dtype"), [(64, torch.float32), (512, torch.bfloat16)])
+def test_empty_rows_scales_that_saturate_and_numbers_that_are_none(D, dtype, device):
+    x = torch.zeros(5, D, dtype=dtype, device=device)
     x[1] = 1.0
-    x[2, 5], x[3, 60] = torch.nan, torch.inf
-    norm = torch.full((64,), 1e5, device=device)
-    at = torch.arange(4, device=device)
-    still = torch.ones(4, 8, device=device), torch.zeros(4, 8, device=device)
-    into = poisoned(MAIN, 64, 1, 1, 8, device)
+    x[2] = torch.linspace(-2, 2, D)
+    x[3, 5], x[4, 60] = torch.nan, torch.inf
+    norm = torch.full((D,), 1e4, device=device)
+    at = torch.arange(5, device=device)
+    still = torch.ones(5, 8, device=device), torch.zeros(5, 8, device=device)
+    into = poisoned(MAIN, D, 1, 1, 8, device, dtype)
     kv_write(x, norm, EPS, *still, into, torch.zeros_like(at), at)
-    stored = into.gather(torch.zeros_like(at), at)
-    assert torch.equal(stored[0], torch.zeros(64, device=device))
-    assert torch.equal(stored[1], torch.full((64,), 6 * 448.0, device=device))
-    assert stored[2:].isnan().all()
+    stored = into.gather(torch.zeros_like(at), at).float()
+    assert torch.equal(stored[0], torch.zeros(D, device=device))
+    assert torch.equal(stored[1], torch.full((D,), 6 * 448.0, device=device))
+    assert torch.equal(stored[2], MAIN.fake_quant(ops.rms_norm(x[2:3], norm, EPS).to(dtype).float())[0])
+    assert stored[3:].isnan().all()
 
 
 def test_nothing_is_stored_of_no_rows(device):
