@@ -24,7 +24,7 @@ LARGEST = tl.constexpr(2147483647)
 @triton.jit
 def ordered(x):
     """float32 -> int32 of the same order; both zeros are one number."""
-    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
+    bits = (x + 0.0).to(tl.int32, bitcast=True)  # -0.0 + 0.0 is 0.0
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
@@ -34,41 +34,83 @@ def distance(low, high):
 
 
 @triton.jit
+def below(values, bound):
+    """How many of every four values are < bound, from which none is 2**31 away: signs of differences count them."""
+    return tl.sum(((values - bound).to(tl.uint32) >> 31).to(tl.int32).reshape(values.numel // 4, 4), 1)
+
+
+@triton.jit
 def cut(values, K: tl.constexpr):
     """values [R, L] -> a bound: all above it belong to the K best, and what is missing of those equal to it.
 
     Fewer than K values above NONE all belong to the best.
     """
     N: tl.constexpr = values.numel
-    values = values.reshape(N)
     GROUPS: tl.constexpr = min(N, triton.next_power_of_2(K))
-    least = tl.min(tl.max(values.reshape(GROUPS, N // GROUPS), 1), 0)  # each group has one that reaches it
-    low = tl.maximum(least, NONE + 1)
-    high = tl.maximum(tl.minimum(tl.max(values, 0), LARGEST - 1), NONE) + 1
-    while distance(low, high) > 1:  # K values or more are >= low, or low is where it began; fewer than K are >= high
-        step = tl.maximum(distance(low, high) // 3, 1).to(tl.int32)
-        left, right = low + step, high - step
-        both = tl.sum((values >= left).to(tl.int32) + ((values >= right).to(tl.int32) << 16), 0)  # two counts in one
-        more, fewer = both & 0xFFFF, (both >> 16) & 0xFFFF
-        at, count = tl.where(fewer >= K, right, left), tl.where(fewer >= K, fewer, more)
-        high = tl.where(fewer >= K, high, tl.where(more >= K, right, left))
-        high = tl.where(count == K, at + 1, high)
-        low = tl.where(count >= K, at, low)
+    best = tl.max(values.reshape(GROUPS, N // GROUPS), 1)  # each group has one that reaches the least of these
+    most, least = tl.max(tl.join(best, ~best), 0).split()
+    low = tl.maximum(~least, NONE + 1)
+    high = tl.maximum(tl.minimum(most, LARGEST - 1), NONE) + 1
+    values = values.reshape(N)
+    if distance(low, high) > LARGEST:  # numbers of one sign are nearer
+        if tl.sum((values >= 0).to(tl.int32), 0) >= K:
+            low = tl.maximum(low, 0)
+        else:
+            high = tl.minimum(high, 0)
+    values = tl.minimum(tl.maximum(values, low - 1), high)
+    more, fewer = tl.full([], K, tl.int32), tl.full([], 0, tl.int32)
+    while (distance(low, high) > 1) & (fewer < K - 1):
+        # `more` are >= low, K or above, or low is where it began; `fewer` than K are >= high
+        step = tl.maximum(distance(low, high) // 8, 1).to(tl.int32)
+        near = tl.where((fewer - K) * -4 < more - fewer, 5, 3)  # where counts let expect it
+        left = tl.minimum(low + step * tl.where((more - K) * 4 < more - fewer, 1, near), high - 1)
+        right = tl.minimum(left + 2 * step, high - 1)
+        both = tl.sum(below(values, left) + (below(values, right) << 16), 0)  # two counts in one
+        some, few = -(both & 0xFFFF) + N, -((both >> 16) & 0xFFFF) + N
+        above, under = few >= K, some < K
+        low = tl.where(above, right, tl.where(under, low, left))
+        more = tl.where(above, few, tl.where(under, more, some))
+        high = tl.where(above, high, tl.where(under, left, right))
+        fewer = tl.where(above, fewer, tl.where(under, some, few))
+        high = tl.where((some == K) | (few == K), low + 1, high)
+    if distance(low, high) > 1:  # one is missing, the best of those below
+        low = tl.max(tl.where(values < high, values, low), 0)
     return low
+
+
+@triton.jit
+def fourths(x):
+    """[R, L] -> four tensors, every fourth place of all in order: stored so, no value changes its thread."""
+    even, odd = x.reshape(x.numel // 4, 2, 2).split()
+    a, c = even.split()
+    b, d = odd.split()
+    return a, b, c, d
+
+
+@triton.jit
+def row_counts(chosen):
+    return tl.sum(chosen.to(tl.int32), 1)
+
+
+@triton.jit
+def ranks(chosen, rows):
+    """chosen [R, L], so many in each row -> each one's place among all."""
+    return tl.cumsum(chosen.to(tl.int32), 1) + (tl.cumsum(rows, 0) - rows - 1)[:, None]
 
 
 @triton.jit
 def places(values, bound, K: tl.constexpr):
     """Which of values [R, L] are the K best, and where each goes, in their order; and how many there are."""
-    counts = (values > bound).to(tl.int32) + ((values == bound).to(tl.int32) << 16)  # two in one
-    rows = tl.sum(counts, 1)
-    every = tl.sum(rows, 0)
-    room = K - (every & 0xFFFF)
-    ranks = tl.cumsum(counts, 1) + (tl.cumsum(rows, 0) - rows)[:, None]
-    at = (ranks >> 16) & 0xFFFF
-    keep = (values > bound) | ((values == bound) & (at <= room))
-    place = ((ranks & 0xFFFF) + tl.minimum(at, room) - 1).to(tl.int64)
-    return keep, place, K - room + tl.minimum((every >> 16) & 0xFFFF, room)
+    rows = row_counts(values >= bound)
+    count = tl.sum(rows, 0)
+    if count > K:  # the last of those that are equal to the bound are too many
+        equal = values == bound
+        ties = row_counts(equal)
+        room = K - count + tl.sum(ties, 0)
+        values = tl.where(equal & (ranks(equal, ties) >= room), NONE, values)
+        rows = row_counts(values >= bound)
+    keep = values >= bound
+    return keep, ranks(keep, rows), tl.minimum(count, K)
 
 
 @triton.jit
@@ -191,13 +233,15 @@ def cut_kernel(
         keep, place, count = places(value, cut(value, K), K)
         index = at
         if indices is not None:
-            index = tl.load(indices + slot.to(tl.int64) * width + at, keep, other=0)
+            index = tl.load(indices + slot.to(tl.int64) * width + at, at // 4 * 4 < limit)  # four at once
         to = (slot.to(tl.int64) * parts + part) * K
-        if chosen is not None:
-            tl.store(chosen + row.to(tl.int64) * K + place, index.to(tl.int64), keep)
-        else:
-            tl.store(out_values + to + place, value, keep)
-            tl.store(out_indices + to + place, index, keep)
+        keep, place, index, value = fourths(keep), fourths(place), fourths(index), fourths(value)
+        for i in tl.static_range(4):
+            if chosen is not None:
+                tl.store(chosen + row.to(tl.int64) * K + place[i], index[i].to(tl.int64), keep[i])
+            else:
+                tl.store(out_values + to + place[i], value[i], keep[i])
+                tl.store(out_indices + to + place[i], index[i], keep[i])
         rest = tl.arange(0, ROOM)
         empty = (rest >= count) & (rest < K)
         if chosen is not None:

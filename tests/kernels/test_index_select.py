@@ -149,6 +149,16 @@ def test_the_merge_keeps_the_lowest_of_equals(n, k, spread, generator, device):
         assert torch.equal(chosen, lowest_topk(x, k))
 
 
+@pytest.mark.parametrize("positive", [0, 39, 40, 300])
+def test_the_merge_spans_all_of_float32(positive, generator, device):
+    n, k = 400, 40
+    x = torch.rand(1, n, generator=generator) * 2.0 ** torch.randint(-140, 127, (1, n), generator=generator)
+    x[:, torch.randperm(n, generator=generator)[positive:]] *= -1.0
+    chosen = torch.empty(1, k, dtype=torch.int64, device=device)
+    merge(x.to(device).view(torch.int32), None, chosen, Rowset(0, 0, 1, 0, 1, 1), cut=Cut(512, 1))
+    assert torch.equal(chosen, lowest_topk(x.to(device), k))
+
+
 @pytest.mark.parametrize(("packed", "dtype"), [(True, torch.float32), (True, torch.bfloat16), (False, torch.bfloat16)])
 @pytest.mark.parametrize(
     ("lengths", "n", "heads", "width", "rows"),
