@@ -40,11 +40,11 @@ class Tile(NamedTuple):
 TILES = {
     "main": [
         Tile(4, 2, early=True, registers=56),
-        Tile(2, 1, early=True, registers=56),
         Tile(8, 4, early=True, registers=56),
-        Tile(4, 1, early=True),
-        Tile(4, 2),
+        Tile(8, 4, early=True),
         Tile(2, 1, early=True),
+        Tile(4, 1, early=True),
+        Tile(4, 2, registers=56),
     ]
 }
 

@@ -50,16 +50,17 @@ def written(
 ):  # fmt: skip
     """Norm, rotation and packing of pieces, stored as physical rows `at`."""
     d = tl.arange(0, WIDE)
-    squares = tl.zeros([ROWS, WIDE], tl.float32)
+    squares, weighed = tl.zeros([ROWS, WIDE], tl.float32), ()
     for i in tl.static_range(D // WIDE):
+        gain = widened(tl.load(tl.broadcast_to((norm + i * WIDE + d)[None, :], ROWS, WIDE)), norm.dtype.element_ty)
         piece = widened(pieces[i], TYPE)
         squares += piece * piece
+        weighed += (piece * gain,)
     PAIRS: tl.constexpr = FORM == "main" and tl.bfloat16 == TYPE and FP8 and not INTERPRETED and D > WIDE
     factor = inverse_rms(tl.sum(squares, 1), D, eps)[:, None] * (LIFTED if PAIRS else 1.0)
     values, packs = (), ()
     for i in tl.static_range(D // WIDE):
-        gain = widened(tl.load(tl.broadcast_to((norm + i * WIDE + d)[None, :], ROWS, WIDE)), norm.dtype.element_ty)
-        piece = rounded(widened(pieces[i], TYPE) * factor * gain, TYPE)
+        piece = rounded(weighed[i] * factor, TYPE)
         if i == D // WIDE - 1:
             piece = turned(piece, c, s, TYPE)
         values += (piece,)
