@@ -65,7 +65,7 @@ def rows(K, v):
 @triton.jit
 def columns(K, u):
     """Sums over sources of K[i, j] u[i]."""
-    return plus(plus(by(K[0], u[0]), by(K[1], u[1])), plus(by(K[2], u[2]), by(K[3], u[3])))
+    return plus(plus(plus(by(K[0], u[0]), by(K[1], u[1])), by(K[2], u[2])), by(K[3], u[3]))
 
 
 @triton.jit
