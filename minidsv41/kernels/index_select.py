@@ -21,10 +21,18 @@ from torch import Tensor
 
 from minidsv41.formats import INDEX
 from minidsv41.kernels.index_blocks import by_blocks, readings
+from minidsv41.kernels.index_cut import Cut
 from minidsv41.kernels.index_tile import Tile, runs
 from minidsv41.kernels.launch import require
 from minidsv41.ops.rows import Batch, Rows
 from minidsv41.ops.select import Pool, PoolSize
+
+STEP = Tile(1, 128, 16, registers=128, whole=True)
+FEW = STEP._replace(cut=Cut(warps=8))
+TILES = {  # worth timing on a new card
+    "1 x 1M": [FEW, FEW._replace(programs=1056)],
+    "32 x 128K": [FEW, *(FEW._replace(programs=p) for p in (1056, 2112)), FEW._replace(programs=2112, again=1056)],
+}
 
 
 def select_tile(length: int, n: int, dtype: torch.dtype) -> Tile:
@@ -33,7 +41,7 @@ def select_tile(length: int, n: int, dtype: torch.dtype) -> Tile:
     if dtype == torch.float32:
         return Tile(1, 64, block, stages=1)
     if length == 1:
-        return Tile(1, 128, 16, registers=128, whole=True)
+        return STEP
     if length < 20 and length % 4 in (1, 2):  # four at a time would leave too many places empty
         return Tile(2, 64, block, programs=1584, registers=128, whole=True)
     return Tile(4, 64, block, programs=5120, registers=168, whole=True)
