@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 
 from minidsv41.kernels.attention_rows import LOG2E, columns, in_order, places_of
-from minidsv41.kernels.fragments import bring_near
 
 LOWEST = tl.constexpr(-1e30)  # the maximum of no scores: finite, so that differences are numbers
 
@@ -63,16 +62,6 @@ def finish(
         o = rotated_back(o, turn, HALF)
     inside = (head < H)[:, None] if D == 2 * HALF else (head < H)[:, None] & (c < D)[None, :]
     tl.store(out + (token * H + head)[:, None] * D + c[None, :], o.to(out.dtype.element_ty), inside)
-
-
-@triton.jit
-def bring_query_near(q, topk, token, WIDTH, K: tl.constexpr, HOPPER: tl.constexpr):
-    """Fetch the heads of a query, if there is one, WIDTH values in all, and its chosen entries into L2."""
-    bits: tl.constexpr = q.dtype.element_ty.primitive_bitwidth
-    index_bits: tl.constexpr = topk.dtype.element_ty.primitive_bitwidth
-    real = token < tl.num_programs(0)
-    bring_near(q + token * WIDTH, tl.where(real, WIDTH * (bits // 8), 0), HOPPER)
-    bring_near(topk + token * K, tl.where(real, K * (index_bits // 8), 0), HOPPER)
 
 
 @triton.jit

@@ -224,11 +224,6 @@ def generation(device: torch.device) -> int:
     return capability(device)[0] or 9
 
 
-def multiprocessors(device: torch.device) -> int:
-    """Of a GPU; a Hopper's where there is none."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
-
-
 def places(span: Span) -> dict[str, Tensor]:
     """The arguments that say which window rows a query reads."""
     return dict(seq=span.seq.contiguous(), first=span.first.contiguous(), last=span.last.contiguous())

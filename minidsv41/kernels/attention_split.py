@@ -17,19 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from minidsv41.formats import MAIN
-from minidsv41.kernels.attention_heads import LOWEST, bring_query_near, combine, finish, load_heads, rotation
-from minidsv41.kernels.attention_rows import (
-    LARGE,
-    LOG2E,
-    UNIT,
-    arguments,
-    common,
-    fetch_words,
-    located,
-    multiprocessors,
-    pairs,
-    places,
-)
+from minidsv41.kernels.attention_heads import LOWEST, combine, finish, load_heads, rotation
+from minidsv41.kernels.attention_rows import LARGE, LOG2E, UNIT, arguments, common, fetch_words, located, pairs, places
 from minidsv41.kernels.attention_tiles import over_tiles
 from minidsv41.kernels.launch import launch, starts_early
 from minidsv41.ops.rows import Rows, Span
@@ -46,16 +35,9 @@ class Tile(NamedTuple):
     rows: int = 4  # heads that one program of `combine` takes
     ahead: bool = False  # codes of the next tile wait in registers; each thread finds those of the first one itself
     early: bool = True  # programs start while the kernel before them still ends, and wait for it then
-    even: bool = False  # of whole queries, the few that full rounds of the card leave over are split by themselves
-    queries: str = ""  # they are asked for "first", before rows are looked up, or "last", behind the first keys ahead
-    near: bool = False  # the query of the next round is brought into L2 before
 
 
 PROGRAMS = 128  # fewer queries than this are split over programs
-TILES = {  # worth timing on a new card
-    "steps": [Tile(64, 64, n, rows=1, ahead=True, queries=asked) for n in (4, 10) for asked in ("first", "last")],
-    "prompts": [Tile(64, 128), Tile(64, 128, even=True, near=True)],
-}
 
 
 def tile_for(
@@ -70,7 +52,7 @@ def tile_for(
         tile = Tile(16, 16, warps=8)
     elif card in LARGE and heads > 32 and packed:
         wide = keys <= 128 or 2 * programs >= PROGRAMS
-        tile = Tile(64, 128, even=True) if wide else Tile(64, 64, ahead=card == 9)
+        tile = Tile(64, 128) if wide else Tile(64, 64, ahead=card == 9)
     elif card in LARGE and heads > 32:
         tile = Tile(64, 64, stages=4)
     else:
@@ -83,11 +65,10 @@ def tile_for(
 def attend(
     q: Tensor, window: Rows, entries: Rows | None, topk: Tensor | None, sink: Tensor, span: Span,
     rotation: tuple[Tensor, Tensor] | None, tile: Tile, *, with_lse: bool = True,
-    into: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output [T, H, D] and lse [T, H], for arguments that have been checked. topk None: window only.
 
-    with_lse False: lse may hold anything. into: where they are written, new tensors otherwise.
+    with_lse False: lse may hold anything.
     """
     tokens, heads, _ = q.shape
     shared, turn = common(q, tile.keys, tile.warps), pairs(rotation)
@@ -101,10 +82,9 @@ def attend(
     def empty(*shape: int, dtype=torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=q.device)
 
-    out, lse = into or (torch.empty_like(q), empty(tokens, heads))
+    out, lse = torch.empty_like(q), empty(tokens, heads)
     blocks, parts = triton.cdiv(heads, tile.heads), tile.splits if tile.splits > 1 else 0
     stat, part = empty(2, tokens, parts, heads), empty(tokens, parts, heads, 2 * shared["HALF"], dtype=q.dtype)
-    aligned = k > 0 and k * topk.element_size() % 16 == 0 and not (q.data_ptr() % 16 or topk.data_ptr() % 16)
     launch(
         by_query,
         (tokens, blocks, tile.splits),
@@ -116,8 +96,6 @@ def attend(
         **shared | turn,
         **dict(W=span.width, K=k, N=tile.keys, HEADS=tile.heads, SPLITS=tile.splits, STAGES=tile.stages, **several),
         **dict(AHEAD=ahead, RUNS=runs, PDL=early),
-        QUERIES=tile.queries,
-        NEXT=multiprocessors(q.device) if tile.near and early and aligned else 0,
         num_warps=tile.warps,
         num_stages=tile.stages,
         early=early,
@@ -145,7 +123,7 @@ def by_query(
     W: tl.constexpr, K: tl.constexpr, N: tl.constexpr, HEADS: tl.constexpr, SPLITS: tl.constexpr,
     PAIRS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr, PACKED: tl.constexpr,
     NEAR: tl.constexpr, FAR: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, RUNS: tl.constexpr,
-    PDL: tl.constexpr, NEXT: tl.constexpr, QUERIES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -156,8 +134,6 @@ def by_query(
     start, stop = split * TILES // SPLITS, (split + 1) * TILES // SPLITS
     between = tl.minimum(tl.maximum(start, WINDOW), stop)
     rows += (token * tl.num_programs(1) + tl.program_id(1)) * (TILES * N)
-    if NEXT > 0:
-        bring_query_near(q, topk, token + NEXT, H * D, K, PDL)
     s, begin, end = tl.load(seq + token), tl.load(first + token), tl.load(last + token)
     near = tl.arange(0, NEAR)
     own_near = (near >= start * N) & (near < between * N)
@@ -167,20 +143,14 @@ def by_query(
         far = WINDOW * N + tl.arange(0, FAR)
         own_far = (far >= between * N) & (far < stop * N)
         chosen = tl.load(topk + token * K - WINDOW * N + far, own_far & (far < WINDOW * N + K), other=-1)
-    if QUERIES == "first":
-        head = head0 + tl.arange(0, HEADS)
-        queries = load_heads(q, token, head, H, D, HALF, RUNS).to(DOT)
     words, pairs = 0, 0
     if AHEAD:
         key = (between - WINDOW) * N + tl.arange(0, N)
         key = tl.load(topk + token * K + key, (key < K) & (between < stop), other=-1)
         row = located(entry_table, entry_pages, entry_page, s, key)
         words, pairs = fetch_words(entry_data, entry_scales, row, HALF)
-        if QUERIES == "last":
-            tl.debug_barrier()  # keys, which are asked for before, come before the queries
-    if QUERIES != "first":
-        head = head0 + tl.arange(0, HEADS)
-        queries = load_heads(q, token, head, H, D, HALF, RUNS).to(DOT)
+    head = head0 + tl.arange(0, HEADS)
+    queries = load_heads(q, token, head, H, D, HALF, RUNS).to(DOT)
     own = tl.where(split == 0, 1.0, 0.0)  # the sink counts once
     m = tl.where(split == 0, tl.load(sink + head, head < H, other=0.0).to(tl.float32) * LOG2E, LOWEST)
     row = located(window_table, window_pages, window_page, s, index)
