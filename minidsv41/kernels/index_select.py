@@ -21,27 +21,23 @@ from torch import Tensor
 
 from minidsv41.formats import INDEX
 from minidsv41.kernels.index_blocks import by_blocks, readings
-from minidsv41.kernels.index_cut import Cut
 from minidsv41.kernels.index_tile import Tile, runs
 from minidsv41.kernels.launch import require
 from minidsv41.ops.rows import Batch, Rows
 from minidsv41.ops.select import Pool, PoolSize
 
-STEP = Tile(1, 128, 16, registers=128, whole=True)
-FEW = STEP._replace(cut=Cut(warps=8))
-TILES = {  # worth timing on a new card
-    "1 x 1M": [FEW, FEW._replace(programs=1056)],
-    "32 x 128K": [FEW, *(FEW._replace(programs=p) for p in (1056, 2112)), FEW._replace(programs=2112, again=1056)],
-}
+FULL = 528  # programs of a step that a card takes at once: four for each of 132 multiprocessors
 
 
-def select_tile(length: int, n: int, dtype: torch.dtype) -> Tile:
-    """For `length` queries a sequence that see n keys at most; several leave 32,768 block maxima each, or fewer."""
-    block = min(32, max(8, triton.next_power_of_2(n) // 32768))
+def select_tile(lengths: tuple[int, ...], n: int, dtype: torch.dtype) -> Tile:
+    """For sequences of so many queries that see n keys at most; several queries leave 32,768 block maxima each, or
+    fewer. Steps fill the card several times if programs keep 2,600 keys: its multiprocessors then end together."""
+    block, length = min(32, max(8, triton.next_power_of_2(n) // 32768)), max(lengths, default=0)
     if dtype == torch.float32:
         return Tile(1, 64, block, stages=1)
     if length == 1:
-        return STEP
+        rounds = max(1, min(16, len(lengths) * n // (FULL * 2600)))
+        return Tile(1, 128, 16, rounds * FULL, registers=128, whole=True)
     if length < 20 and length % 4 in (1, 2):  # four at a time would leave too many places empty
         return Tile(2, 64, block, programs=1584, registers=128, whole=True)
     return Tile(4, 64, block, programs=5120, registers=168, whole=True)
@@ -85,7 +81,7 @@ def index_select(
 
     Scores are summed in float32. Keys plain (of q's dtype) or packed as `formats.INDEX`. Raises Unsupported.
     """
-    tile = tile or select_tile(max(batch.lengths, default=0), n, q.dtype)
+    tile = tile or select_tile(batch.lengths, n, q.dtype)
     check(q, keys, pool, tile, k)
     return by_blocks(q, w, keys, visible.contiguous(), k, pool, batch, n, tile)
 
@@ -110,7 +106,7 @@ def specimen(
         pool = Pool(made(rows, *pool.blocks.shape[1:], dtype=torch.int64), pool.size)
     batch = Batch(made(rows, dtype=torch.int64), (0,) * len(lengths), lengths)
     q, w, visible = made(rows, heads, width), made(rows, heads), made(rows, dtype=torch.int64)
-    own = tile or select_tile(max(lengths), n, dtype)
+    own = tile or select_tile(lengths, n, dtype)
     return partial(index_select, q, w, keys, visible, k, pool, batch=batch, n=n, tile=tile), batch, own
 
 

@@ -34,19 +34,6 @@ class Tile(NamedTuple):
     rows: int = 2
     warps: int = 1
     early: bool = False  # programs start while the kernel before them still ends, and wait for it then
-    registers: int | None = None  # of a thread at most: with 56, 36 warps fit where 32 do with 64
-
-
-TILES = {
-    "main": [
-        Tile(4, 2, early=True, registers=56),
-        Tile(8, 4, early=True, registers=56),
-        Tile(8, 4, early=True),
-        Tile(2, 1, early=True),
-        Tile(4, 1, early=True),
-        Tile(4, 2, registers=56),
-    ]
-}
 
 
 def tile_of(form: Format) -> Tile:
@@ -93,7 +80,7 @@ def kv_write(
     launch(
         write, (triton.cdiv(n, tile.rows),), x=x, n=n, stride=x.stride(0), eps=eps, ROWS=tile.rows, WIDE=wide,
         PDL=early, TYPE=ACTIVATIONS[x.dtype], num_warps=tile.warps, early=early,
-        maxnreg=tile.registers, **shared,
+        **shared,
     )  # fmt: skip
 
 

@@ -57,34 +57,15 @@ def tile_for(tokens: int, width: int, dtype: torch.dtype) -> Tile:
         return Tile(16, 32, 1 if tokens > 2048 else min(8, triton.cdiv(width, 32)), warps=4, stages=1)
     blocks = triton.cdiv(width, 64)
     if tokens <= 16:
-        return Tile(16, splits=blocks, warps=4, stages=1)
+        return Tile(16, splits=blocks, warps=4, stages=1, first=True)
     if tokens <= 64:
-        return Tile(32, splits=blocks, stages=1, finish=2)
+        return Tile(32, splits=blocks, stages=1, finish=2, first=True)
     if tokens <= 128:
-        return Tile(64, 32, splits=triton.cdiv(width, 32), warps=4, stages=1, finish=2, turned=True)
+        return Tile(64, 32, splits=triton.cdiv(width, 32), warps=4, stages=1, finish=2, turned=True, heads=2)
     if tokens > 8192:
         return Tile(64, packed=True, early=False)
     splits = max(1, min(128 // triton.cdiv(tokens, 32), blocks))
     return Tile(32, splits=splits, packed=True, stages=3 if tokens <= 512 else 4, finish=4, heads=4, early=False)
-
-
-FEW = {1: tile_for(1, 5120, torch.bfloat16), 32: tile_for(32, 5120, torch.bfloat16)}
-MORE = tile_for(128, 5120, torch.bfloat16)
-TILES: dict[str, list[Tile]] = {
-    "seam T=1": [FEW[1]._replace(first=True)],
-    "seam T=32": [
-        FEW[32]._replace(first=True),
-        FEW[32]._replace(first=True, finish=4),
-        FEW[1]._replace(first=True, finish=2),
-    ],
-    "seam T=128": [
-        MORE._replace(first=True),
-        MORE._replace(first=True, finish=1),
-        MORE._replace(first=True, finish=4),
-        MORE._replace(finish=4),
-        MORE._replace(heads=2),
-    ],
-}
 
 
 def seam(

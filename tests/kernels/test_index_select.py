@@ -194,7 +194,7 @@ def test_selection_is_the_plain_one_at_released_widths(changed, generator, devic
     dtype = torch.bfloat16
     q, w, keys, visible, batch = problem(generator, device, (1,), 2500, 32, 128, page=64, dtype=dtype)
     visible[:] = 2491
-    tile = select_tile(1, 2500, dtype)._replace(**changed)
+    tile = select_tile((1,), 2500, dtype)._replace(**changed)
     got, _ = index_select(q, w, keys, visible, 64, None, batch=batch, n=2500, tile=tile)
     assert torch.equal(got, plain(q, w, keys, visible, 64, None, batch, 2500)[0])
 

@@ -142,7 +142,7 @@ def contest(x: Shape, device: torch.device, seed: int) -> Contest:
         split = (t.unflatten(0, (x.S, x.length)) for t in (given.q, given.w))
         at = torch.arange(x.n, device=device)
         runs["compile"] = partial(torch.compile(in_two_steps, dynamic=False), *split, given.keys, at, x.k)
-    tile = select_tile(x.length, x.n, given.q.dtype)
+    tile = select_tile(given.batch.lengths, x.n, given.q.dtype)
     scratch = workspace(given.batch, x.n, x.k, given.pool, tile)
     return Contest(runs, partial(error, given), 1e-6, scratch, frozenset({"plain"}))
 
