@@ -79,8 +79,7 @@ def kv_write(
     wide = min(D, max(128, triton.next_power_of_2(2 * rotation_cos.shape[-1])))  # channels at once; the last are turned
     launch(
         write, (triton.cdiv(n, tile.rows),), x=x, n=n, stride=x.stride(0), eps=eps, ROWS=tile.rows, WIDE=wide,
-        PDL=early, TYPE=ACTIVATIONS[x.dtype], num_warps=tile.warps, early=early,
-        **shared,
+        PDL=early, TYPE=ACTIVATIONS[x.dtype], num_warps=tile.warps, early=early, **shared,
     )  # fmt: skip
 
 
