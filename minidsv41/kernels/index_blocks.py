@@ -161,12 +161,13 @@ def scan_kernel(
         at = start + tl.arange(0, N)
         index = entry(at, limit, blocks, SIZE)
         if WHOLE:
-            rows = in_pages(near, far, inner, PAGE, N)
+            first, rows = in_pages(near, far, inner, PAGE, N)
             near, far, inner = pages_at(table, seq, start + N, last, pages, PAGE, N)
         else:
-            rows = physical(table, seq, index, index < last, pages, page, PAGE)
-        score = tile_scores(words, scales, rows, q0, q1, weight, G, D, DIMS, PACKED, HALVES, DOT, ASM, PRECISION)
-        score = tl.where(index[:, None] < seen[None, :], score, float("-inf"))  # [N, G]
+            first, rows = 0, physical(table, seq, index, index < last, pages, page, PAGE)
+        score = tile_scores(words, scales, first, rows, q0, q1, weight, G, D, DIMS, PACKED, HALVES, DOT, ASM, PRECISION)
+        if G > 1 or B == 1 or start + N > limit:  # other tiles are seen in full
+            score = tl.where(index[:, None] < seen[None, :], score, float("-inf"))  # [N, G]
         if B > 1:
             score = tl.max(score.reshape(N // B, B, G), 1)
         place = start // B + tl.arange(0, N // B)

@@ -18,7 +18,8 @@ LIFT = tl.constexpr(32)
 # A code's sign goes to bit 15 and its magnitude to bits 8..6 of a half register: bfloat16, 2**126 too small. One
 # multiplication shifts both ways at once; the scale, two bfloat16 side by side in the second argument, mends the rest.
 PLANES = tl.constexpr("""{
-.reg .b32 a, b, c, d, none;
+.reg .b32 a, b, c, d, factor, none;
+min.u32 factor, $9, 0x7F807F80;
 mov.b32 none, 0x80008000;
 shr.u32 c, $8, 8;
 and.b32 a, $8, 0x000F000F;
@@ -33,10 +34,10 @@ and.b32 a, a, 0x81C081C0;
 and.b32 b, b, 0x81C081C0;
 and.b32 c, c, 0x81C081C0;
 and.b32 d, d, 0x81C081C0;
-fma.rn.bf16x2 a, a, $9, none;
-fma.rn.bf16x2 b, b, $9, none;
-fma.rn.bf16x2 c, c, $9, none;
-fma.rn.bf16x2 d, d, $9, none;
+fma.rn.bf16x2 a, a, factor, none;
+fma.rn.bf16x2 b, b, factor, none;
+fma.rn.bf16x2 c, c, factor, none;
+fma.rn.bf16x2 d, d, factor, none;
 mov.b32 {$0, $1}, a;
 mov.b32 {$2, $3}, b;
 mov.b32 {$4, $5}, c;
@@ -59,13 +60,13 @@ def physical(table, seq, index, exists, pages, page, PAGE: tl.constexpr):
 
 @triton.jit
 def pages_at(table, seq, start, last, pages, PAGE: tl.constexpr, N: tl.constexpr):
-    """The page where a tile of N entries from `start` begins, the next one where it takes two, and where it begins
-    within its page; page 0 for those of which no entry exists."""
+    """The page, int32, where a tile of N entries from `start` begins, the next one where it takes two, and where it
+    begins within its page; page 0 for those of which no entry exists."""
     at = table + seq.to(tl.int64) * pages + start // PAGE
-    near = tl.load(at, start < last, other=0).to(tl.int64)
+    near = tl.load(at, start < last, other=0).to(tl.int32)
     far, inner = near, 0
     if N > PAGE:
-        far = tl.load(at + 1, start + PAGE < last, other=0).to(tl.int64)
+        far = tl.load(at + 1, start + PAGE < last, other=0).to(tl.int32)
     if N < PAGE:
         inner = start % PAGE
     return near, far, inner
@@ -73,11 +74,10 @@ def pages_at(table, seq, start, last, pages, PAGE: tl.constexpr, N: tl.constexpr
 
 @triton.jit
 def in_pages(near, far, inner, PAGE: tl.constexpr, N: tl.constexpr):
-    """int64 rows of a tile of N entries that begins at place `inner` of page `near`."""
+    """For a tile of N entries that begins at place `inner` of page `near`: first rows of their pages, int64 [N, 1], and
+    places within [N], so that most of an address is computed once."""
     at = tl.arange(0, N)
-    if N > PAGE:
-        return tl.where(at < PAGE, near, far) * PAGE + at % PAGE
-    return near * PAGE + inner + at
+    return tl.where(at < PAGE, near, far)[:, None].to(tl.int64) * PAGE, inner + at % PAGE
 
 
 @triton.jit
@@ -89,8 +89,8 @@ def plane(low, high, factor, DOT: tl.constexpr):
 
 @triton.jit
 def planes_factor(scale):
-    """UE8M0 codes -> what PLANES multiplies by: 2**(126 - LIFT) times the scale, as two bfloat16 in an int32."""
-    return (tl.minimum(scale.to(tl.int32) + (126 - LIFT), 255) << 7) * 0x10001
+    """UE8M0 codes -> 2**(126 - LIFT) times the scale, as two bfloat16 in 32 bits; PLANES makes large ones infinite."""
+    return scale.to(tl.uint32) * 0x800080 + (126 - LIFT) * 0x800080
 
 
 @triton.jit
@@ -105,8 +105,8 @@ def beside(left, right):
 
 
 @triton.jit
-def packed_planes(words, scales, rows, D: tl.constexpr, DOT: tl.constexpr, ASM: tl.constexpr):
-    """Keys at `rows` [N] as planes 0, 1 and 2, 3 side by side, [N, 4 * W] twice, divided by 2**LIFT if ASM.
+def packed_planes(words, scales, first, rows, D: tl.constexpr, DOT: tl.constexpr, ASM: tl.constexpr):
+    """Keys at `rows` [N] behind `first` as planes 0, 1 and 2, 3 side by side, [N, 4 * W] twice, over 2**LIFT if ASM.
 
     W: words, 16 at least: planes of less than 32 columns are multiplied wrongly by triton 3.6, where a thread's words
     are eight columns of an operand, and four threads side by side take 32 of them. A load of less than 4 bytes a thread
@@ -116,7 +116,8 @@ def packed_planes(words, scales, rows, D: tl.constexpr, DOT: tl.constexpr, ASM: 
     W: tl.constexpr = max(16, triton.next_power_of_2(D // 8))
     COPIES: tl.constexpr = min(4, max(1, 512 // (N * W // 4)))  # so that 4 warps have 4 bytes of scales a thread
     word, group = tl.arange(0, W), tl.arange(0, COPIES * W // 4) % (W // 4)
-    where, scale_where = rows[:, None] * (D // 8) + word[None, :], rows[:, None] * (D // 32) + group[None, :]
+    words += first * (D // 8)
+    where, scale_where = rows[:, None] * (D // 8) + word[None, :], (first + rows[:, None]) * (D // 32) + group[None, :]
     if W * 8 == D:
         x, scale = tl.load(words + where), tl.load(scales + scale_where)
     else:

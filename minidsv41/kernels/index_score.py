@@ -56,13 +56,13 @@ def operands(query, weight, PACKED: tl.constexpr, HALVES: tl.constexpr, DOT: tl.
 
 @triton.jit
 def tile_scores(
-    words, scales, rows, q0, q1, weight, G: tl.constexpr, D: tl.constexpr, DIMS: tl.constexpr, PACKED: tl.constexpr,
-    HALVES: tl.constexpr, DOT: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
+    words, scales, first, rows, q0, q1, weight, G: tl.constexpr, D: tl.constexpr, DIMS: tl.constexpr,
+    PACKED: tl.constexpr, HALVES: tl.constexpr, DOT: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Scores [N, G] of keys at `rows` [N]."""
+    """Scores [N, G] of keys at `rows` [N] behind `first`, [N, 1] or 0."""
     N: tl.constexpr = rows.shape[0]
     if PACKED:
-        k0, k1 = packed_planes(words, scales, rows, D, DOT, ASM)
+        k0, k1 = packed_planes(words, scales, first, rows, D, DOT, ASM)
         if HALVES:
             dots = tl.dot(k0, q0, input_precision=PRECISION)
             dots = tl.dot(k1, q1, dots, input_precision=PRECISION)
@@ -70,6 +70,6 @@ def tile_scores(
             dots = tl.dot(beside(k0, k1), q0, input_precision=PRECISION)
     else:
         dim = tl.arange(0, DIMS)
-        key = tl.load(words + rows[:, None] * D + dim[None, :], (dim < D)[None, :], other=0.0).to(DOT)
+        key = tl.load(words + first * D + rows[:, None] * D + dim[None, :], (dim < D)[None, :], other=0.0).to(DOT)
         dots = tl.dot(key, q0, input_precision=PRECISION)
     return tl.sum((positive(dots, ASM) * weight[None, :]).reshape(N, G, weight.shape[0] // G), 2)

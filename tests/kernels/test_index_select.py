@@ -106,6 +106,8 @@ def assembled(text, given):
         elif operation.startswith(("and", "shr", "mul")):
             a, b = value(names[1]), value(names[2])
             held[names[0]] = {"and": a & b, "shr": a >> b, "mul": (a * b) & 0xFFFFFFFF}[operation[:3]]
+        elif operation == "min.u32":
+            held[names[0]] = value(names[1]).clamp(max=value(names[2]))
         elif operation.startswith("fma"):
             product = halves(value(names[1])) * halves(value(names[2])) + halves(value(names[3]))
             assert torch.equal(product, product.bfloat16().float())
@@ -135,6 +137,15 @@ def test_the_assembly_decodes_as_formats_do(scale, generator, device):
     for j, plane in enumerate(planes):  # codes j and j + 4 of every word
         assert torch.equal(plane.double(), want[:, [j, j + 4]])
     assert len(planes) == 4
+
+
+@pytest.mark.parametrize("scale", [162, 200, 255])
+def test_the_assembly_lets_larger_scales_overflow(scale, device):
+    scales = torch.full((16,), scale, dtype=torch.uint8, device=device)
+    factor = torch.zeros(16, dtype=torch.int32, device=device)
+    launch(factor_kernel, (1,), codes=scales, out=factor, N=16)
+    given = {"$8": torch.tensor([0x77777777]), "$9": factor[:1].cpu().long() & 0xFFFFFFFF}
+    assert all(plane.eq(torch.inf).all() for plane in assembled(index_keys.PLANES.value, given))
 
 
 @pytest.mark.parametrize(("n", "k"), [(400, 40), (100, 40), (5, 8), (333, 64)])
