@@ -65,7 +65,7 @@ def tile_for(tokens: int, width: int, dtype: torch.dtype) -> Tile:
     if tokens > 8192:
         return Tile(64, packed=True, early=False)
     splits = max(1, min(128 // triton.cdiv(tokens, 32), blocks))
-    return Tile(32, splits=splits, packed=True, stages=3 if tokens <= 512 else 4, finish=4, heads=4, early=False)
+    return Tile(32, splits=splits, packed=True, stages=3 if tokens <= 512 else 4, finish=4, heads=16, early=False)
 
 
 def seam(
