@@ -355,9 +355,9 @@ def test_what_lesson_12_says_of_a_step_follows_from_the_record():
     kinds = ((1, 1, True), (32, 1, True), (32, 1, False))
     steps = [growth.steps()[growth.Kind(*kind, "packed")] for kind in kinds]
     one, many, free = (own[2**20] for own in steps)
-    assert one["growth"] < 1.015 and 1.1 < many["growth"] < 1.125  # 1 %, a ninth; FLOP: 1.25
+    assert one["growth"] < 1.015 and 1.08 < many["growth"] < 1.12  # 1 %, a tenth; FLOP: 1.25
     assert free["added_us"] > 2 * many["added_us"]
-    assert all(abs(steps[0][n]["added_us"]) < one["added_us"] for n in (2**15, 2**17))  # lost in the spread
+    assert all(abs(steps[0][n]["growth"] - 1) < 0.02 for n in steps[0])  # lost in the spread
     before, after = (steps[1][n]["kernels"] for n in (4096, 2**20))
     assert after["small"]["launches"] > 3000 and all(
         after[name]["us"] < 1.05 * before[name]["us"] for name in after.keys() - {"index_select"}
