@@ -28,8 +28,8 @@ LIMITERS = {  # by how "operation shape" begins; the longest beginning that fits
     "of 2,048 tokens, each finished beside the next, took 1,169.",
     "sparse_attention B=32": "128 programs fill the card once, and the longest has three tiles of 64 keys where "
     "others have two; a second launch adds up the parts. Tiles of 32 keys, the window in other parts, and one to eight "
-    "warps for one to four heads of the sum did not help; runs took 19.9 to 20.2 µs.",
-    "sparse_attention T=4,096": "At the aim but for the spread of runs: 1,094 to 1,105 µs. Four of 4,096 queries are "
+    "warps for one to four heads of the sum did not help; runs took 20.0 to 20.2 µs.",
+    "sparse_attention T=4,096": "At the aim but for the spread of runs: 1,096 to 1,105 µs. Four of 4,096 queries are "
     "left over when 132 multiprocessors have had 31 each; splitting them gained 1 to 2 µs and cost verifications as "
     "much.",
 }
