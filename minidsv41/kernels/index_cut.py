@@ -201,9 +201,18 @@ def merge(
 
 
 @triton.jit
-def load_ordered(values, at, limit, RAW: tl.constexpr, NEWEST: tl.constexpr):
+def reached(at, limit, K: tl.constexpr):
+    """at < limit; four at once where all rows begin at multiples of four, as K each do if it is one."""
+    inside = at < limit
+    if K % 4 == 0:
+        inside = at // 4 * 4 < limit
+    return inside
+
+
+@triton.jit
+def load_ordered(values, at, limit, K: tl.constexpr, RAW: tl.constexpr, NEWEST: tl.constexpr):
     """Ordered integers at places below a limit, or floats as such; NONE elsewhere. NEWEST: the last is the largest."""
-    found = tl.load(values + at, at // 4 * 4 < limit, other=0)  # four at once, where rows are aligned
+    found = tl.load(values + at, reached(at, limit, K), other=0)
     if RAW:
         found = ordered(found.to(tl.float32, bitcast=True))
     found = tl.where(at < limit, found, NONE)
@@ -229,11 +238,11 @@ def cut_kernel(
     if exists:
         values += slot.to(tl.int64) * width
         at = part * N + (tl.arange(0, N // L) * L)[:, None] + tl.arange(0, L)[None, :]
-        value = load_ordered(values, at, limit, RAW, NEWEST)
+        value = load_ordered(values, at, limit, K, RAW, NEWEST)
         keep, place, count = places(value, cut(value, K), K)
         index = at
         if indices is not None:
-            index = tl.load(indices + slot.to(tl.int64) * width + at, at // 4 * 4 < limit)  # four at once
+            index = tl.load(indices + slot.to(tl.int64) * width + at, reached(at, limit, K))
         to = (slot.to(tl.int64) * parts + part) * K
         keep, place, index, value = fourths(keep), fourths(place), fourths(index), fourths(value)
         for i in tl.static_range(4):

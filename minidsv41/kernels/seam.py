@@ -80,6 +80,8 @@ def seam(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As `ops.seam`: X' [T, 4, C], normed input x [T, C], pre' [T, 4], post' [T, 4], comb' [T, 4, 4]."""
     check(X, F, pre, post, comb, into)
+    if F is None:  # nothing is updated by them, then
+        post = comb = None
     tensors = (X.contiguous(), F, pre, post, comb, into.fn, into.base, into.scale, into.norm)
     tensors = tuple(t if t is None else t.contiguous() for t in tensors)
     new, *rest = Crossing.apply(*tensors, into.eps, into.hc_eps, into.iters, tile)
@@ -104,6 +106,7 @@ def check(X, F, pre, post, comb, into: Next) -> None:
         kinds = (*kinds, X.dtype) if name == "into.norm" else kinds
         require(value.dtype in kinds, f"{name}.dtype = {value.dtype}: allowed is {kinds[0]}")
     require(into.iters >= 1, f"into.iters = {into.iters}: allowed are 1 and more")
+    require(into.hc_eps >= 1e-12, f"into.hc_eps = {into.hc_eps}: allowed are 1e-12 and more, for products of four sums")
 
 
 class Crossing(torch.autograd.Function):
@@ -142,7 +145,7 @@ def check_tile(tile: Tile) -> None:
 
 def aligned(t: Tensor | None) -> Tensor | None:
     """The same from 16 bytes on: coefficients are loaded four at once."""
-    return t if t is None or t.storage_offset() % 4 == 0 else t.clone()
+    return t if t is None or t.data_ptr() % 16 == 0 else t.clone()
 
 
 def crossed(X, F, pre, post, comb, into: Next, *, tile: Tile | None = None, mix: bool = True) -> Crossed:

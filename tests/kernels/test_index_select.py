@@ -148,7 +148,7 @@ def test_the_assembly_lets_larger_scales_overflow(scale, device):
     assert all(plane.eq(torch.inf).all() for plane in assembled(index_keys.PLANES.value, given))
 
 
-@pytest.mark.parametrize(("n", "k"), [(400, 40), (100, 40), (5, 8), (333, 64)])
+@pytest.mark.parametrize(("n", "k"), [(400, 40), (100, 40), (5, 8), (333, 64), (400, 5)])
 @pytest.mark.parametrize("spread", [1, 4, 10**6])
 def test_the_merge_keeps_the_lowest_of_equals(n, k, spread, generator, device):
     x = whole(generator, device, -spread, spread + 1, 3, n)

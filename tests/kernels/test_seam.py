@@ -187,9 +187,21 @@ def test_streams_of_one_memory_and_no_tokens(device, generator):
     assert not into.fn.grad.any() and not into.norm.grad.any()
 
 
+def test_coefficients_that_nothing_is_updated_by_are_not_used(device, generator):
+    (X, _, pre, post, comb), into = leaves(*inputs(5, 64, torch.float32, generator, device))
+    for found, wanted in zip(
+        seam(X, None, pre, post, comb, into, tile=WIDE), seam(X, None, pre, None, None, into, tile=WIDE), strict=True
+    ):
+        assert torch.equal(found, wanted)
+    sum(found.sum() for found in seam(X, None, pre, post, comb, into)[1:]).backward()
+    assert pre.grad.any() and post.grad is None and comb.grad is None
+
+
 def test_coefficients_need_not_begin_at_sixteen_bytes(device, generator):
     given, into = inputs(5, 64, torch.float32, generator, device)
     moved = [torch.cat((t.new_zeros(1), t.flatten()))[1:].view_as(t) for t in given]
+    moved[2] = torch.from_dlpack(moved[2])  # which begins there by its pointer, not by an offset
+    assert moved[2].storage_offset() == 0 and moved[2].data_ptr() % 16
     for found, wanted in zip(seam(*moved, into, tile=WIDE), seam(*given, into, tile=WIDE), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
@@ -216,13 +228,16 @@ def test_three_steps_come_to_the_same_and_can_mix_without_delay(delayed, device,
         (dict(pre=torch.zeros(2, 5)), "pre.shape = (2, 5): allowed is (2, 4)"),
         (dict(post=None), "post = None: allowed where F is None"),
         (dict(X=torch.zeros(2, 4, 64).double()), "dtype torch.float64"),
+        (dict(hc_eps=1e-20), "into.hc_eps = 1e-20: allowed are 1e-12 and more"),
     ],
 )
 def test_what_is_not_supported_is_refused(change, message, generator):
     (X, F, pre, post, comb), into = inputs(2, 64, torch.float32, generator, "cpu")
-    args = dict(X=X, F=F, pre=pre, post=post, comb=comb) | change
+    args = dict(X=X, F=F, pre=pre, post=post, comb=comb, into=into) | change
+    if small := args.pop("hc_eps", None):
+        args["into"] = into._replace(hc_eps=small)
     with pytest.raises(Unsupported) as refusal:
-        seam(*args.values(), into)
+        seam(*args.values())
     assert message in str(refusal.value)
 
 
