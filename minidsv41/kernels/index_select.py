@@ -21,12 +21,10 @@ from torch import Tensor
 
 from minidsv41.formats import INDEX
 from minidsv41.kernels.index_blocks import by_blocks, readings
-from minidsv41.kernels.index_tile import Tile, runs
+from minidsv41.kernels.index_tile import FULL, Tile, runs
 from minidsv41.kernels.launch import require
 from minidsv41.ops.rows import Batch, Rows
 from minidsv41.ops.select import Pool, PoolSize
-
-FULL = 528  # programs of a step that a card takes at once: four for each of 132 multiprocessors
 
 
 def select_tile(lengths: tuple[int, ...], n: int, dtype: torch.dtype) -> Tile:

@@ -13,6 +13,7 @@ from minidsv41.kernels.launch import INTERPRETED, dot_type, starts_early
 from minidsv41.ops.rows import Rows
 
 WORKSPACE = 256 << 20  # bytes of scratch, at most
+FULL = 528  # programs that a card takes at once: four for each of 132 multiprocessors
 
 
 class Tile(NamedTuple):
@@ -25,14 +26,14 @@ class Tile(NamedTuple):
     rows: int
     keys: int
     block: int
-    programs: int = 528
+    programs: int = FULL
     stretch: int = 128
     warps: int = 4
     stages: int = 5  # two levels of loads: the page table, then the keys
     registers: int | None = None
     cut: Cut = Cut()
     whole: bool = False  # a tile's page or two pages are looked up at once, not those of each key
-    again: int = 528  # programs that score what is chosen
+    again: int = FULL  # programs that score what is chosen
 
 
 def runs(lengths: tuple[int, ...]) -> Iterator[tuple[int, int, int, int]]:

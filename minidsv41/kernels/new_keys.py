@@ -5,7 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from minidsv41.kernels.packing import INTERPRETED, LIFTED, packed, packed_pair, rounded, stored, widened
+from minidsv41.kernels.packing import INTERPRETED, LIFTED, packed, packed_pair, rounded, stored
+from minidsv41.kernels.streams import widened
 
 
 @triton.jit
@@ -52,8 +53,8 @@ def written(
     d = tl.arange(0, WIDE)
     squares, weighed = tl.zeros([ROWS, WIDE], tl.float32), ()
     for i in tl.static_range(D // WIDE):
-        gain = widened(tl.load(tl.broadcast_to((norm + i * WIDE + d)[None, :], ROWS, WIDE)), norm.dtype.element_ty)
-        piece = widened(pieces[i], TYPE)
+        gain = widened(tl.load(tl.broadcast_to((norm + i * WIDE + d)[None, :], ROWS, WIDE)))
+        piece = widened(pieces[i])
         squares += piece * piece
         weighed += (piece * gain,)
     PAIRS: tl.constexpr = FORM == "main" and tl.bfloat16 == TYPE and FP8 and not INTERPRETED and D > WIDE

@@ -34,18 +34,6 @@ def rounded(x, TYPE: tl.constexpr):
 
 
 @triton.jit
-def widened(x, TYPE: tl.constexpr):
-    """Numbers of TYPE, an even number in each thread, as float32."""
-    if INTERPRETED or tl.bfloat16 != TYPE:
-        x = x.to(tl.float32)
-    else:  # one instruction each, where `x.to` takes two for every second one
-        x = tl.inline_asm_elementwise(
-            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=&r,=r,r", [x], tl.float32, True, 2
-        )
-    return x
-
-
-@triton.jit
 def over(x, N: tl.constexpr):
     """x / N for a small whole N, exact where the quotient is short, without the branches of a true division."""
     ONE: tl.constexpr = 1.0 / N

@@ -8,7 +8,8 @@ all of y: y waits where x will be, and is read back from L2, the last first, by 
 make several programs share the channels of a tile, by a second kernel, `finish`. Sinkhorn runs in registers.
 
 Bytes a token, width C, bf16: X 8C + F 2C in, X' 8C + x 2C out: 102,400 at C = 5,120; y comes back from L2 (2C). Device
-memory limits it from about 2,000 tokens on, below that the time of two launches, of which the second starts early.
+memory limits it from about 2,000 tokens on, below that the time of two launches; the second starts early, and up to 64
+tokens the first too.
 """
 
 from __future__ import annotations
